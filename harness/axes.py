@@ -1,0 +1,8 @@
+"""The letters of shapes and what they stand for."""
+
+LETTERS = {
+    "B": "batch", "T": "length", "Tq": "query length", "Tk": "key length", "C": "model width", "H": "query heads",
+    "G": "key/value heads (G divides H)", "D": "head width", "Dv": "value head width", "F": "hidden width",
+    "E": "experts", "K": "experts per token", "V": "vocabulary", "N": "tokens", "L": "layers", "W": "window",
+    "Ci": "image channels", "Hi": "image height", "Wi": "image width", "P": "patch size", "S": "new tokens",
+}

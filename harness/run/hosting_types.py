@@ -1,0 +1,96 @@
+"""What goes to a host and what comes back: plain data, sent as a JSON header plus raw tensor bytes, never a pickle."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an implementation.
+
+    arguments: name -> tensor, None, bool, int, float, str, or dict/list/tuple of these, or `Recipe`.
+    layouts: argument name -> memory layout in which the host hands the tensor over (contiguous, transposed, sliced, offset,
+        expanded, ...); values are the same in every layout; spare storage around it is filled with NaN guard bands.
+    wrt: argument names whose gradient is asked for; then `upstream` (one tensor per output that takes one) is given.
+        Paths into dict arguments are written "params/attn.w_q".
+    upstream_layout: layout of the upstream gradient.
+    grad_mode: run the forward with gradients recorded, or under torch.no_grad().
+    fill_empty: fill memory from `torch.empty*` with NaN during the call, so that unwritten output shows.
+    """
+
+    kind: str
+    implementation: str
+    arguments: Mapping[str, Any]
+    device: str = "cpu"
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    wrt: tuple[str, ...] = ()
+    upstream: tuple[torch.Tensor, ...] = ()
+    upstream_layout: str = "contiguous"
+    grad_mode: bool = True
+    fill_empty: bool = False
+    instance: int = 0  # which copy of the implementation (a factory or a deep-copied module): 0 the original
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A callable argument, described rather than shipped (`residual` takes a sub-layer): name plus tensors and options."""
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The implementation raised. `not_implemented`: NotImplementedError, or torch's own "not implemented for"."""
+
+    type: str
+    message: str  # stripped of control characters, cut at 2,000 characters
+    not_implemented: bool = False
+    out_of_memory: bool = False
+    where: str = ""  # file:line of the innermost frame in the implementation's own file
+    stage: str = "forward"  # or "backward"
+
+
+@dataclass(frozen=True)
+class OutputFacts:
+    """Observed on one output before it left the host."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    is_plain_tensor: bool = True
+    shares_memory_with: tuple[str, ...] = ()  # names of arguments whose storage it shares
+    requires_grad: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came out: outputs (CPU, own dtype, contiguous, detached), gradients by argument name, and what was observed."""
+
+    outputs: tuple[Any, ...] = ()  # tensors, or None / plain JSON values where the implementation returned such
+    structure: str = "tensor"  # "tensor", "tuple", "dict", "other:<type name>"
+    facts: tuple[OutputFacts, ...] = ()
+    gradients: Mapping[str, torch.Tensor | None] = field(default_factory=dict)
+    gradient_facts: Mapping[str, OutputFacts] = field(default_factory=dict)
+    mutated: tuple[str, ...] = ()  # arguments whose values were changed
+    guards_broken: tuple[str, ...] = ()  # arguments whose guard bands were overwritten
+    state: tuple[str, ...] = ()  # breaches of global state, one sentence each; already undone
+    refusal: Refusal | None = None
+    seconds: float = 0.0
+
+
+class Host(Protocol):
+    """Runs implementations. LocalHost in this process, RemoteHost in a supervised one: same `perform`, same answers."""
+
+    def describe(self) -> list[Mapping[str, Any]]:
+        """Declarations (as JSON) of what the loaded file or object declares."""
+
+    def call(self, call: Call) -> Answer:
+        """Run one call. Raises HostCrashedError, HostTimeoutError or HostOutOfMemoryError; the next call gets a new host."""
+
+    def close(self) -> None:
+        """End the host process, if there is one."""
