@@ -1,9 +1,26 @@
-"""Configurations, examples and how they are drawn (layer 2). Filled in with the judge."""
+"""Configurations, examples and how they are drawn (layer 2).
+
+hypothesis draws a `Configuration` only: dims, flags, value family, memory layout, seed. Tensors are built on the CPU by a local
+generator from the seed, so that a configuration of a few dozen bytes rebuilds its example anywhere. Options are listed from
+the simplest; shrinking walks towards the front of each list.
+"""
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from assay.axes import LETTERS
+from assay.contract.declaration import Declaration
+from assay.contract.kinds import KINDS
+
+LAYOUTS = ("contiguous", "transposed", "sliced", "offset", "expanded", "head_last")
+SEEDS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -16,3 +33,282 @@ class Configuration:
     family: str = "integers"  # value family
     layout: str = "contiguous"  # memory layout of the tensors
     seed: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "dims": dict(self.dims), "flags": dict(self.flags), "family": self.family,
+                "layout": self.layout, "seed": self.seed}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Configuration:
+        return cls(data["kind"], dict(data["dims"]), dict(data["flags"]), data["family"], data["layout"], data["seed"])
+
+    def key(self) -> str:
+        """Canonical text: equal for equal configurations."""
+        return json.dumps(self.to_json(), sort_keys=True)
+
+    def but(self, **changes: Any) -> Configuration:
+        """A copy with dims, flags, family, layout or seed changed by name."""
+        dims, flags, own = dict(self.dims), dict(self.flags), {}
+        for name, value in changes.items():
+            if name in ("family", "layout", "seed"):
+                own[name] = value
+            elif name in dims:
+                dims[name] = value
+            else:
+                flags[name] = value
+        return replace(self, dims=dims, flags=flags, **own)
+
+
+def generator(seed: int, label: str) -> torch.Generator:
+    """A local generator for one named purpose; independent of every other label and of all global state."""
+    digest = hashlib.sha256(f"{seed}/{label}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+class Example(Mapping[str, Any]):
+    """The arguments of one call by name, ready for `**example`, with the configuration they were built from."""
+
+    def __init__(self, configuration: Configuration, dtype: torch.dtype, arguments: Mapping[str, Any],
+                 extras: Mapping[str, Any] | None = None) -> None:
+        self.configuration = configuration
+        self.dtype = dtype
+        self.arguments = dict(arguments)
+        self.extras = dict(extras or {})
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arguments)
+
+    def __len__(self) -> int:
+        return len(self.arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        for source in (self.__dict__.get("arguments", {}), self.__dict__.get("extras", {})):
+            if name in source:
+                return source[name]
+        raise AttributeError(f"example has no argument or extra {name!r}")
+
+    @property
+    def dims(self) -> Mapping[str, int]:
+        return self.configuration.dims
+
+    def but(self, **changes: Any) -> Example:
+        """The same example with some arguments replaced."""
+        return Example(self.configuration, self.dtype, {**self.arguments, **changes}, self.extras)
+
+    def without(self, *names: str) -> Example:
+        """The same example with some arguments left out (so at their defaults)."""
+        kept = {name: value for name, value in self.arguments.items() if name not in names}
+        return Example(self.configuration, self.dtype, kept, self.extras)
+
+    def generator(self, label: str) -> torch.Generator:
+        return generator(self.configuration.seed, label)
+
+    def integer(self, label: str, low: int, high: int) -> int:
+        """A whole number in low … high, drawn for one named purpose."""
+        return int(torch.randint(low, high + 1, (), generator=self.generator(label)))
+
+    def values(self, label: str, *shape: int, family: str | None = None) -> torch.Tensor:
+        """Fresh values of the example's family and type, for one named purpose."""
+        return draw_values(family or self.configuration.family, shape, self.generator(label), self.dtype)
+
+    def permutation(self, label: str, length: int) -> torch.Tensor:
+        return torch.randperm(length, generator=self.generator(label))
+
+
+# ------------------------------------------------------------------------------------------------ value families
+def _normal(shape: tuple[int, ...], source: torch.Generator) -> torch.Tensor:
+    return torch.randn(shape, generator=source, dtype=torch.float64)
+
+
+def _integers(shape: tuple[int, ...], source: torch.Generator) -> torch.Tensor:
+    return torch.randint(-3, 4, shape, generator=source).double()
+
+
+def _cancelling(shape: tuple[int, ...], source: torch.Generator) -> torch.Tensor:
+    """A common mean of 8 under unit noise: sums of products cancel in gradients."""
+    return 8 + _normal(shape, source)
+
+
+def _heavy(shape: tuple[int, ...], source: torch.Generator) -> torch.Tensor:
+    """Unit normal with about one element in twenty times 30."""
+    rare = torch.rand(shape, generator=source, dtype=torch.float64) < 0.05
+    return torch.where(rare, 30.0, 1.0) * _normal(shape, source)
+
+
+def _one_hot(shape: tuple[int, ...], source: torch.Generator) -> torch.Tensor:
+    if not shape or 0 in shape:
+        return torch.zeros(shape, dtype=torch.float64)
+    place = torch.randint(0, shape[-1], shape[:-1], generator=source)
+    return torch.nn.functional.one_hot(place, shape[-1]).double() * 2
+
+
+def _constant(shape: tuple[int, ...], source: torch.Generator) -> torch.Tensor:
+    """One value a row: ties everywhere along the last axis."""
+    rows = (*shape[:-1], 1) if shape else ()
+    return torch.randint(1, 4, rows, generator=source).double().expand(shape)
+
+
+FAMILIES: Mapping[str, Callable[[tuple[int, ...], torch.Generator], torch.Tensor]] = {
+    "integers": _integers,
+    "normal": _normal,
+    "positive": lambda shape, source: torch.rand(shape, generator=source, dtype=torch.float64),
+    "peaked": lambda shape, source: 4 * _normal(shape, source),
+    "very_peaked": lambda shape, source: 16 * _normal(shape, source),
+    "small": lambda shape, source: 2.0**-7 * _normal(shape, source),
+    "tiny": lambda shape, source: 2.0**-14 * _normal(shape, source),
+    "cancelling": _cancelling,
+    "heavy": _heavy,
+    "one_hot": _one_hot,
+    "constant": _constant,
+}
+
+
+def draw_values(family: str, shape: tuple[int, ...], source: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+    """Values of a family, rounded to the type under test: from here on they are exact."""
+    return FAMILIES[family](shape, source).to(dtype)
+
+
+# ------------------------------------------------------------------------------------------------ cases of a kind
+class Cases:
+    """How the examples of one kind are drawn. A kind's `spec/` file subclasses this.
+
+    dims and flags list the options of every letter and option, simplest first; `adapt` makes letters agree with each other and
+    with what an implementation claims (or rejects the combination); `build` makes the tensors.
+    """
+
+    kind: str
+    dims: Mapping[str, tuple[int, ...]] = {}
+    flags: Mapping[str, tuple[Any, ...]] = {}
+    families: tuple[str, ...] = ("integers", "normal", "peaked", "positive", "small", "cancelling", "heavy", "one_hot")
+    layouts: tuple[str, ...] = LAYOUTS
+
+    def adapt(self, configuration: Configuration, claims: Declaration) -> Configuration | None:
+        """The configuration made consistent and within the claims, or None when it cannot be."""
+        return configuration
+
+    def build(self, configuration: Configuration, dtype: torch.dtype) -> Example:
+        """The example of a configuration, values rounded to `dtype`."""
+        raise NotImplementedError(f"{type(self).__name__} must define build()")
+
+    # -------------------------------------------------------------------------------------------- options
+    def options(self, claims: Declaration, given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+        """What each letter, flag, `family` and `layout` may be, after claims, limits and the property's `given`."""
+        found: dict[str, tuple[Any, ...]] = {}
+        for letter, sizes in self.dims.items():
+            found[letter] = _chosen(given.get(letter), self._sizes(letter, sizes, claims))
+        for flag, choices in self.flags.items():
+            found[flag] = _chosen(given.get(flag), self._choices(flag, choices, claims))
+        found["family"] = _chosen(given.get("family"), self.families)
+        layouts = self.layouts if claims.claims("strided") else ("contiguous",)
+        found["layout"] = _chosen(given.get("layout"), layouts)
+        return found
+
+    def _sizes(self, letter: str, sizes: tuple[int, ...], claims: Declaration) -> tuple[int, ...]:
+        within = tuple(size for size in sizes if claims.allows(letter, size))
+        if within:
+            return within
+        return tuple(sorted(claims.limits[letter])[:3])
+
+    def _choices(self, flag: str, choices: tuple[Any, ...], claims: Declaration) -> tuple[Any, ...]:
+        kind = KINDS[self.kind]
+        fixed = claims.conventions.get(flag) if flag in kind.options and flag not in claims.keywords else None
+        if fixed is not None and fixed in choices:
+            return (fixed,)
+        if flag in kind.options and flag not in claims.keywords:
+            return choices[:1]
+        within = tuple(choice for choice in choices if claims.allows(flag, choice))
+        return within or choices[:1]
+
+    # -------------------------------------------------------------------------------------------- drawing
+    def make(self, picked: Mapping[str, Any], seed: int, claims: Declaration,
+             given: Mapping[str, Any]) -> Configuration | None:
+        """One consistent configuration out of one option per name, or None."""
+        dims = {letter: picked[letter] for letter in self.dims}
+        flags = {flag: picked[flag] for flag in self.flags}
+        for name, rule in given.items():  # a letter named as another's value: the two are equal
+            if isinstance(rule, str) and rule in dims and name in dims:
+                dims[name] = dims[rule]
+        drawn = Configuration(self.kind, dims, flags, picked["family"], picked["layout"], seed)
+        adapted = self.adapt(drawn, claims)
+        if adapted is None or not self._within(adapted, claims, given):
+            return None
+        return adapted
+
+    def _within(self, configuration: Configuration, claims: Declaration, given: Mapping[str, Any]) -> bool:
+        sizes = configuration.dims
+        for letter, size in sizes.items():
+            if not claims.allows(letter, size):
+                return False
+        for name, rule in given.items():
+            value = sizes.get(name, configuration.flags.get(name))
+            if isinstance(rule, str) and rule in sizes and name in sizes:
+                if value != sizes[rule]:
+                    return False
+            elif name in sizes or name in configuration.flags:
+                if value not in _chosen(rule, (value,)):
+                    return False
+        return True
+
+    def boundary(self, claims: Declaration, given: Mapping[str, Any]) -> list[Configuration]:
+        """The configurations that always run: a fixed covering walk in which every option of every name turns up."""
+        options = self.options(claims, given)
+        rows = max(len(choices) for choices in options.values())
+        found: dict[str, Configuration] = {}
+        for row in range(rows):
+            picked = {name: choices[(row * _stride(name, len(choices)) + row // len(choices)) % len(choices)]
+                      for name, choices in options.items()}
+            made = self.make(picked, row, claims, given)
+            if made is not None:
+                found.setdefault(made.key(), made)
+        return list(found.values())
+
+    def strategy(self, claims: Declaration, given: Mapping[str, Any]) -> st.SearchStrategy[Configuration | None]:
+        """hypothesis' view of the same options; None for combinations that cannot be."""
+        options = self.options(claims, given)
+        picked = st.fixed_dictionaries({name: st.sampled_from(choices) for name, choices in options.items()})
+        return st.builds(lambda p, seed: self.make(p, seed, claims, given), picked, st.integers(0, SEEDS - 1))
+
+    def simpler(self, configuration: Configuration, claims: Declaration,
+                given: Mapping[str, Any]) -> Iterator[Configuration]:
+        """Configurations one step simpler, in a fixed order: what the shrinker tries."""
+        options = self.options(claims, given)
+        current = {**configuration.dims, **configuration.flags, "family": configuration.family,
+                   "layout": configuration.layout}
+        for name, choices in options.items():
+            ordered = sorted(choices) if name in self.dims and name not in given else list(choices)
+            for choice in ordered[: ordered.index(current[name])] if current[name] in ordered else ordered[:1]:
+                if name in self.dims and choice == 0:
+                    continue
+                made = self.make({**current, name: choice}, configuration.seed, claims, given)
+                if made is not None and made.key() != configuration.key():
+                    yield made
+        for seed in range(min(3, configuration.seed)):
+            yield configuration.but(seed=seed)
+
+
+def _chosen(rule: Any, choices: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`given` narrows the choices: a value fixes, a tuple lists, a predicate filters; a letter's name means equal."""
+    if rule is None:
+        return choices
+    if callable(rule):
+        return tuple(choice for choice in choices if rule(choice)) or choices
+    if isinstance(rule, tuple):
+        return tuple(choice for choice in rule if choice in choices) or rule
+    if isinstance(rule, str) and rule in LETTERS:
+        return choices
+    return (rule,)
+
+
+def _stride(name: str, count: int) -> int:
+    """A step coprime to `count`, its own for every name, so that the boundary walk mixes the options."""
+    start = 1 + hashlib.sha256(name.encode()).digest()[0] % count
+    return next(step for step in range(start, start + count + 1) if _coprime(step, count))
+
+
+def _coprime(a: int, b: int) -> bool:
+    while b:
+        a, b = b, a % b
+    return a == 1

@@ -21,6 +21,14 @@ class NotClaimedError(AssayError):
     """A property used an argument or feature that the implementation does not claim; the plan should have left it out."""
 
 
+class NotSupportedError(AssayError):
+    """The implementation raised "not implemented" for this example: it is taken out, and counted."""
+
+
+class ExampleOverError(AssayError):
+    """Nothing more can be asked of this example: the decision that ends it is in the ledger already."""
+
+
 class HostError(AssayError):
     """The process that runs the implementation ended or was ended: the base of crash, timeout and out-of-memory."""
 

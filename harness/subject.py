@@ -1,0 +1,267 @@
+"""An implementation as a property sees it (layer 2): call it, and what comes back carries its derived bar."""
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from assay import ledger, registry
+from assay.cases import Example, draw_values
+from assay.contract.declaration import Declaration
+from assay.contract.kinds import KINDS
+from assay.errors import ExampleOverError, HostOutOfMemoryError, NotClaimedError, NotSupportedError
+from assay.numbers.arithmetic import Arithmetic
+from assay.numbers.bound import Bounded
+from assay.numbers.evaluate import Evaluation, evaluate
+from assay.numbers.forms import Form
+from assay.recipes import Recipe, resolve
+from assay.run.hosting_types import Answer, Call, Host
+
+CACHED = 64  # reference evaluations kept: properties of one kind share configurations
+
+
+class Evaluations:
+    """References already evaluated, by kind, arguments, precision and arithmetic; shared by all properties of a judge."""
+
+    def __init__(self, size: int = CACHED) -> None:
+        self._kept: OrderedDict[str, Evaluation] = OrderedDict()
+        self._size = size
+
+    def get(self, forms: Sequence[Form], arguments: Mapping[str, Any], dtype: torch.dtype, arithmetic: Arithmetic, *,
+            upstream: Sequence[torch.Tensor] | None = None, wrt: tuple[str, ...] = ()) -> Evaluation:
+        key = _digest((forms[0].forward.__module__, arguments, str(dtype), arithmetic, upstream, wrt))
+        if key not in self._kept:
+            known = {name: resolve(value) for name, value in arguments.items()}
+            self._kept[key] = evaluate(forms, known, dtype, arithmetic, upstream=upstream, wrt=wrt)
+            if len(self._kept) > self._size:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+
+def _digest(value: Any) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for piece in _pieces(value):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _pieces(value: Any) -> Iterator[bytes]:
+    if isinstance(value, torch.Tensor):
+        yield f"{value.dtype}{tuple(value.shape)}".encode()
+        yield value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield f"{name}:".encode()
+            yield from _pieces(item)
+    elif isinstance(value, (list, tuple)):
+        yield b"["
+        for item in value:
+            yield from _pieces(item)
+        yield b"]"
+    elif isinstance(value, Recipe):
+        yield value.name.encode()
+        yield from _pieces(value.parameters)
+    else:
+        yield f"{value!r};".encode()
+
+
+@dataclass(frozen=True)
+class Under:
+    """Circumstances of a call that must not matter."""
+
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    upstream_layout: str = "contiguous"
+    grad_mode: bool = True
+    fill_empty: bool = False
+    instance: int = 0
+
+
+class Subject:
+    """One implementation on one device in one dtype, for one example.
+
+    `subject(**arguments)` is measured: the implementation's values with the bar of how far they may lie from the exact ones.
+    `subject.exact(**arguments)` is the formula itself. `subject.gradients(**arguments)` and `exact_gradients` likewise, by
+    argument name. `subject.under(layouts=…)` is the same implementation under other circumstances.
+    """
+
+    def __init__(self, declaration: Declaration, host: Host, dtype: torch.dtype, example: Example, *, device: str = "cpu",
+                 evaluations: Evaluations | None = None, under: Under | None = None) -> None:
+        self.declaration = declaration
+        self.kind = KINDS[declaration.kind]
+        self.host = host
+        self.dtype = dtype
+        self.example = example
+        self.device = device
+        self.evaluations = evaluations if evaluations is not None else Evaluations()
+        self.circumstances = under or Under(layouts=dict.fromkeys(example, example.configuration.layout),
+                                            upstream_layout=example.configuration.layout)
+
+    def under(self, **changes: Any) -> Subject:
+        """The same implementation, called under other circumstances (layouts, grad_mode, fill_empty, instance)."""
+        return Subject(self.declaration, self.host, self.dtype, self.example, device=self.device,
+                       evaluations=self.evaluations, under=replace(self.circumstances, **changes))
+
+    @property
+    def conventions(self) -> Mapping[str, str]:
+        return self.declaration.conventions
+
+    # ------------------------------------------------------------------------------------------------ outputs
+    def __call__(self, *args: Any, **arguments: Any) -> Any:
+        """Measured outputs: one, or a tuple where the kind has several; discrete outputs are plain tensors."""
+        named = self._named(args, arguments)
+        answer = self.answer(**named)
+        expected = self._evaluation(named)
+        measured = [self._measured(name, got, want) for name, got, want in
+                    zip(self.kind.outputs, self._outputs(answer, expected.outputs), expected.outputs, strict=True)]
+        return measured[0] if len(measured) == 1 else tuple(measured)
+
+    def exact(self, *args: Any, **arguments: Any) -> Any:
+        """What the formula gives, with a bar of zero."""
+        outputs = [_exactly(want) for want in self._evaluation(self._named(args, arguments)).outputs]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def bars(self, *args: Any, **arguments: Any) -> Any:
+        """The formula with the bar that an implementation is allowed, for decisions by margin."""
+        outputs = list(self._evaluation(self._named(args, arguments)).outputs)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    # ------------------------------------------------------------------------------------------------ gradients
+    def gradients(self, *args: Any, wrt: Sequence[str] | None = None, upstream: Sequence[torch.Tensor] | None = None,
+                  **arguments: Any) -> dict[str, Bounded]:
+        """Measured gradients by argument name, for an upstream gradient drawn from the example's family."""
+        named = self._named(args, arguments)
+        names = self._wrt(named, wrt)
+        up = tuple(upstream) if upstream is not None else self.upstream(**named)
+        answer = self.answer(_wrt=names, _upstream=up, **named)
+        expected = self._evaluation(named, up, names).gradients
+        return {name: self._measured_gradient(name, answer.gradients.get(name), expected[name]) for name in names}
+
+    def exact_gradients(self, *args: Any, wrt: Sequence[str] | None = None,
+                        upstream: Sequence[torch.Tensor] | None = None, **arguments: Any) -> dict[str, Bounded]:
+        named = self._named(args, arguments)
+        up = tuple(upstream) if upstream is not None else self.upstream(**named)
+        expected = self._evaluation(named, up, self._wrt(named, wrt)).gradients
+        return {name: _exactly(value) for name, value in expected.items()}
+
+    def upstream(self, **arguments: Any) -> tuple[torch.Tensor, ...]:
+        """An upstream gradient for every floating output: never all ones, rounded to the type under test."""
+        found = []
+        for index, want in enumerate(self._evaluation(arguments).outputs):
+            if want.is_floating_point():
+                source = self.example.generator(f"upstream {index}")
+                family = "integers" if self.example.configuration.family == "integers" else "normal"
+                found.append(draw_values(family, tuple(want.shape), source, self.dtype))
+        return tuple(found)
+
+    def _wrt(self, arguments: Mapping[str, Any], wrt: Sequence[str] | None) -> tuple[str, ...]:
+        if wrt is not None:
+            return tuple(wrt)
+        return tuple(path for name in self.kind.differentiable for path in _floating_paths(name, arguments.get(name)))
+
+    # ------------------------------------------------------------------------------------------------ refusals
+    def refuses(self, *args: Any, **arguments: Any) -> ledger.Decision:
+        """Right when the call is refused with any message; a result, of any sort, is wrong."""
+        answer = self._call(self._named(args, arguments), (), ())
+        refused = answer.refusal is not None and bool(answer.refusal.message.strip() or answer.refusal.not_implemented)
+        return ledger.fact(refused, "the call should have been refused with a message", got="a result" if
+                           answer.refusal is None else "an exception without a message", expected="an exception with a message")
+
+    # ------------------------------------------------------------------------------------------------ underneath
+    def answer(self, *, _wrt: tuple[str, ...] = (), _upstream: tuple[torch.Tensor, ...] = (), **arguments: Any) -> Answer:
+        """What the host observed, when the call did not raise; raising ends the example."""
+        answer = self._call(arguments, _wrt, _upstream)
+        refusal = answer.refusal
+        if refusal is None:
+            return answer
+        if refusal.not_implemented:
+            raise NotSupportedError(refusal.message)
+        if refusal.out_of_memory:
+            raise HostOutOfMemoryError(f"{refusal.type}: {refusal.message}")
+        where = f" at {refusal.where}" if refusal.where else ""
+        ledger.fact(False, f"the {refusal.stage} call raised {refusal.type}: {refusal.message}{where}", check="the call returns")
+        raise ExampleOverError(refusal.message)
+
+    def _call(self, arguments: Mapping[str, Any], wrt: tuple[str, ...], upstream: tuple[torch.Tensor, ...]) -> Answer:
+        under = self.circumstances
+        taken = self._taken(arguments)
+        return self.host.call(Call(
+            self.kind.name, self.declaration.name, taken, device=self.device,
+            layouts={name: layout for name, layout in under.layouts.items() if name in taken}, wrt=wrt, upstream=upstream,
+            upstream_layout=under.upstream_layout, grad_mode=under.grad_mode, fill_empty=under.fill_empty,
+            instance=under.instance))
+
+    def _named(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {**dict(zip(self.kind.arguments, args, strict=False)), **arguments}
+
+    def _taken(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that the implementation's signature takes; the others must be at the value it stands for."""
+        taken = {}
+        for name, value in arguments.items():
+            if name not in self.kind.options or name in self.declaration.keywords:
+                taken[name] = value
+                continue
+            fixed = self.declaration.conventions.get(name, self.kind.options[name])
+            if not (value is fixed or (isinstance(value, (bool, int, float, str)) and value in
+                                       (fixed, self.kind.options[name]))):
+                raise NotClaimedError(f"{name}={value!r} is not claimed by {self.declaration.name}: its signature lacks {name}")
+        return taken
+
+    def _evaluation(self, arguments: Mapping[str, Any], upstream: tuple[torch.Tensor, ...] | None = None,
+                    wrt: tuple[str, ...] = ()) -> Evaluation:
+        forms = registry.forms(self.kind.name)
+        accepted = inspect.signature(forms[0].forward).parameters
+        agreed = {name: value for name, value in self.conventions.items() if name in accepted and name not in arguments}
+        found = self.evaluations.get(forms, {**arguments, **agreed}, self.dtype, self.declaration.arithmetic,
+                                     upstream=upstream, wrt=wrt)
+        if found.left_range:
+            ledger.current().out_of_range = "an intermediate result or its bar may leave the range of the declared type"
+        return found
+
+    def _outputs(self, answer: Answer, expected: Sequence[Any]) -> Sequence[Any]:
+        if len(answer.outputs) != len(expected):
+            ledger.fact(False, f"the call returns {len(answer.outputs)} results, not {len(expected)}", check="results returned",
+                        got=answer.structure, expected=", ".join(self.kind.outputs))
+            raise ExampleOverError("wrong number of results")
+        return answer.outputs
+
+    def _measured(self, name: str, got: Any, want: torch.Tensor) -> torch.Tensor:
+        if not isinstance(got, torch.Tensor):
+            ledger.fact(False, f"{name} is {type(got).__name__}, not a tensor", check=f"{name} is a tensor")
+            raise ExampleOverError("no tensor")
+        if tuple(got.shape) != tuple(want.shape):
+            ledger.fact(False, f"{name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}", check=f"shape of {name}",
+                        got=str(tuple(got.shape)), expected=str(tuple(want.shape)))
+            raise ExampleOverError("wrong shape")
+        if not isinstance(want, Bounded):
+            return got
+        return Bounded(got.to(torch.float64), want.bar)
+
+    def _measured_gradient(self, name: str, got: torch.Tensor | None, want: Bounded) -> Bounded:
+        if got is None:  # no gradient reached the argument: it counts as zero
+            return Bounded(torch.zeros_like(want.value), want.bar)
+        if tuple(got.shape) != tuple(want.shape):
+            ledger.fact(False, f"the gradient of {name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}",
+                        check=f"shape of the gradient of {name}")
+            raise ExampleOverError("wrong shape")
+        return Bounded(got.to(torch.float64), want.bar)
+
+
+def _exactly(value: Any) -> Any:
+    return Bounded(value.value, torch.zeros_like(value.value)) if isinstance(value, Bounded) else value
+
+
+def _floating_paths(name: str, value: Any) -> Iterator[str]:
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        yield name
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _floating_paths(f"{name}/{key}", item)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _floating_paths(f"{name}/{index}", item)
