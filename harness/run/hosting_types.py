@@ -32,7 +32,11 @@ class Call:
     upstream_layout: str = "contiguous"
     grad_mode: bool = True
     fill_empty: bool = False
-    instance: int = 0  # which copy of the implementation (a factory or a deep-copied module): 0 the original
+    instance: int = 0  # 0 the original, n > 0 made once more by the factory (or copied), n < 0 a deep copy of instance -n - 1
+    method: str = ""  # kinds declared through a factory: the method or attribute of the object ("__call__", "vocab_size")
+    seed: int = 0  # kinds declared through a factory that takes a seed
+    keep: tuple[int, ...] = ()  # outputs that stay in the host (caches): they come back as `Handle`
+    release: tuple[int, ...] = ()  # numbers of kept values to let go before the call
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,20 @@ class Recipe:
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A value that stays in the host, such as a cache of any type; as an argument it stands for that value.
+
+    copy: hand over a deep copy, so that a cache that is updated in place can be continued twice.
+    size: bytes held, where the value is a tree of tensors; else None.
+    """
+
+    number: int
+    copy: bool = False
+    size: int | None = None
+    type: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,8 +90,8 @@ class Answer:
     """What came out: outputs (CPU, own dtype, contiguous, detached), gradients by argument name, and what was observed."""
 
     outputs: tuple[Any, ...] = ()  # tensors, or None / plain JSON values where the implementation returned such
-    structure: str = "tensor"  # "tensor", "tuple", "dict", "other:<type name>"
-    facts: tuple[OutputFacts, ...] = ()
+    structure: str = "tensor"  # "tensor", "tuple", "dict", "value" (plain JSON), "other:<type name>"
+    facts: tuple[OutputFacts | None, ...] = ()  # one an output; None where it is no tensor
     gradients: Mapping[str, torch.Tensor | None] = field(default_factory=dict)
     gradient_facts: Mapping[str, OutputFacts] = field(default_factory=dict)
     mutated: tuple[str, ...] = ()  # arguments whose values were changed

@@ -1,0 +1,142 @@
+"""From a call's plain arguments to what the implementation is handed: placed tensors, callables, kept values, bound by name."""
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from assay.contract.kinds import KINDS
+from assay.errors import HarnessError, NotClaimedError
+from assay.run.hosting_types import Call, Handle, Recipe
+from assay.run.layouts import Placed, place
+from assay.run.recipes import build
+
+_VARIABLE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+
+
+@dataclass
+class Kept:
+    """Values that stay in the host between calls."""
+
+    values: dict[int, Any] = field(default_factory=dict)
+    issued: int = 0
+
+    def keep(self, value: Any) -> Handle:
+        """Store a value; the handle stands for it from now on."""
+        self.issued += 1
+        self.values[self.issued] = value
+        return Handle(self.issued, size=tree_bytes(value), type=type(value).__name__[:100])
+
+    def get(self, handle: Handle) -> Any:
+        """The value, or a deep copy of it if the handle asks for one."""
+        if handle.number not in self.values:
+            raise HarnessError(f"handle={handle.number} must be one that this host issued and still keeps")
+        value = self.values[handle.number]
+        return copy.deepcopy(value) if handle.copy else value
+
+
+def tree_bytes(value: Any) -> int | None:
+    """Bytes of a tree of tensors (shared storage counted once); None where the value is anything else."""
+    sizes: dict[int, int] = {}
+    return sum(sizes.values()) if _collect_sizes(value, sizes) else None
+
+
+def _collect_sizes(value: Any, sizes: dict[int, int]) -> bool:
+    if isinstance(value, torch.Tensor):
+        sizes[id(value)] = value.numel() * value.element_size()
+        return True
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return True
+    if isinstance(value, Mapping):
+        return all([_collect_sizes(item, sizes) for item in value.values()])
+    if isinstance(value, (list, tuple)):
+        return all([_collect_sizes(item, sizes) for item in value])
+    return False
+
+
+class Arguments:
+    """The arguments of one call, laid out on its device: `values` by name, `placed` by path ("params/attn.w_q")."""
+
+    def __init__(self, call: Call, kept: Kept) -> None:
+        self._call, self._kept = call, kept
+        self.placed: dict[str, Placed] = {}
+        self.values = {name: self._build(value, name, name) for name, value in call.arguments.items()}
+        self.upstream = tuple(self._build(value, f"upstream/{n}", "") for n, value in enumerate(call.upstream))
+
+    def _build(self, value: Any, path: str, name: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._place(value, path, name)
+        if isinstance(value, Handle):
+            return self._kept.get(value)
+        if isinstance(value, Recipe):
+            return build(replace(value, parameters=self._build(dict(value.parameters), path, name)))
+        if isinstance(value, dict):
+            return {key: self._build(item, f"{path}/{key}", name) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._build(item, f"{path}/{index}", name) for index, item in enumerate(value))
+        return value
+
+    def _place(self, value: torch.Tensor, path: str, name: str) -> torch.Tensor:
+        call = self._call
+        layout = call.layouts.get(path, call.layouts.get(name, "contiguous")) if name else call.upstream_layout
+        self.placed[path] = place(value, layout, call.device)
+        tensor = self.placed[path].tensor
+        if path in call.wrt:
+            tensor.requires_grad_()
+        return tensor
+
+    def inspect(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Paths whose values, and paths whose guard bands, are no longer what they were."""
+        seen = {path: placed.inspect() for path, placed in self.placed.items()}
+        return (tuple(path for path, (values, _) in seen.items() if not values),
+                tuple(path for path, (_, guards) in seen.items() if not guards))
+
+
+@functools.lru_cache(maxsize=256)
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    """The function's parameters; None where Python cannot tell (built-in functions)."""
+    try:
+        return inspect.signature(function).parameters
+    except (ValueError, TypeError):
+        return None
+
+
+def bind(kind: str, function: Callable[..., Any], values: Mapping[str, Any],
+         settled: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments for this function.
+
+    Names that the signature has go by keyword, positional-only ones by position. A keyword that it lacks is dropped where its
+    value is the kind's default or the one that the declaration settled; otherwise the call asks for what is not claimed.
+    """
+    required = KINDS[kind].arguments
+    parameters = _parameters(function)
+    by_name = parameters is not None and all(
+        name in parameters and parameters[name].kind not in (inspect.Parameter.POSITIONAL_ONLY, *_VARIABLE)
+        for name in required if name in values)
+    positional = [] if by_name else [values[name] for name in required if name in values]
+    keywords = {name: value for name, value in values.items() if by_name or name not in required}
+    return positional, {name: value for name, value in keywords.items() if _passes(kind, name, value, parameters, settled)}
+
+
+def _passes(kind: str, name: str, value: Any, parameters: Mapping[str, inspect.Parameter] | None,
+            settled: Mapping[str, Any]) -> bool:
+    """Whether the keyword is handed over (True), may be left out (False), or is not claimed at all."""
+    options = KINDS[kind].options
+    if name not in options:
+        return True
+    if parameters is not None and name in parameters and parameters[name].kind not in _VARIABLE:
+        return True
+    if _is(value, options[name]) or (name in settled and _is(value, settled[name])):
+        return False
+    if parameters is None:
+        return True
+    raise NotClaimedError(f"{name}={value!r:.60} must not be asked of {kind}: the implementation's signature lacks it")
+
+
+def _is(value: Any, other: Any) -> bool:
+    return value is other or (not isinstance(value, torch.Tensor) and type(value) is type(other) and bool(value == other))

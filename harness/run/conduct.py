@@ -1,0 +1,218 @@
+"""Conduct: what a call did to the state that it shares with everybody else. Noticed, said in a sentence, undone."""
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import types
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+
+Sentence = str
+
+
+@dataclass(frozen=True)
+class Trait:
+    """One piece of global state: how to read it, how to put it back, and the sentence for a breach."""
+
+    read: Callable[[], Any]
+    restore: Callable[[Any], object]
+    breach: str  # may hold {before} and {after}
+    equal: Callable[[Any, Any], bool] = lambda before, after: bool(before == after)
+
+
+_NUMPY_STATE = numpy.random.mtrand._rand._bit_generator  # type: ignore[attr-defined]
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD)
+_NAMESPACES: Mapping[str, Any] = {
+    "torch": torch, "torch.Tensor": torch.Tensor, "torch.nn.functional": torch.nn.functional, "torch.linalg": torch.linalg,
+    "torch.nn.Module": torch.nn.Module, "time": time, "math": math, "random": random,
+}
+
+_BOOKKEEPING = frozenset({"__warningregistry__", "__doc__", "__dict__", "__builtins__", "__annotations__"})
+
+
+def _numpy_bits() -> bytes:
+    """The legacy generator's 624 words and position, read in place: `get_state` costs as much as everything else here."""
+    return ctypes.string_at(_NUMPY_STATE.ctypes.state_address, 2500)
+
+
+def _set_numpy_bits(bits: bytes) -> None:
+    ctypes.memmove(_NUMPY_STATE.ctypes.state_address, bits, 2500)
+
+
+def _set_environment(before: dict[bytes, bytes]) -> None:
+    current = os.environ._data  # type: ignore[attr-defined]
+    for key in current.keys() - before.keys():
+        os.unsetenv(key)
+    for key, value in before.items():
+        os.putenv(key, value)
+    current.clear()
+    current.update(before)
+
+
+def _flags() -> tuple[Any, ...]:
+    """Torch's switches; `_set_flags` takes the same tuple."""
+    return (
+        torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic, torch.get_float32_matmul_precision(),
+        torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cuda"), torch.is_anomaly_enabled(), torch.backends.mkldnn.enabled,
+    )
+
+
+def _set_flags(flags: tuple[Any, ...]) -> None:
+    torch.use_deterministic_algorithms(flags[0], warn_only=flags[1])
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = flags[2:4]
+    torch.set_float32_matmul_precision(flags[4])
+    torch.set_autocast_enabled("cpu", flags[5])
+    torch.set_autocast_dtype("cpu", flags[6])
+    torch.set_autocast_enabled("cuda", flags[7])
+    torch.set_autocast_dtype("cuda", flags[8])
+    torch.set_anomaly_enabled(flags[9])
+    torch.backends.mkldnn.enabled = flags[10]
+
+
+def _handlers() -> tuple[Any, ...]:
+    return tuple(signal.getsignal(number) for number in _SIGNALS)
+
+
+def _set_handlers(handlers: tuple[Any, ...]) -> None:
+    # Signals belong to the main thread; elsewhere they could not have been changed either.
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in zip(_SIGNALS, handlers, strict=True):
+            if handler is not None:
+                signal.signal(number, handler)
+
+
+def _set_modes(before: tuple[int, int]) -> None:
+    while torch._C._len_torch_dispatch_stack() > before[0]:
+        torch._C._pop_torch_dispatch_stack()
+    while torch._C._len_torch_function_stack() > before[1]:
+        torch._C._pop_torch_function_stack()
+
+
+def _set_warnings(before: list[Any]) -> None:
+    warnings.filters[:] = before  # type: ignore[index]
+    warnings._filters_mutated()  # type: ignore[attr-defined]
+
+
+TRAITS: Mapping[str, Trait] = {
+    "torch_random": Trait(lambda: torch.get_rng_state().numpy().tobytes(),
+                          lambda s: torch.set_rng_state(torch.frombuffer(bytearray(s), dtype=torch.uint8)),
+                          "it changed the state of torch's global random generator"),
+    "random": Trait(random.getstate, random.setstate, "it changed the state of Python's random module"),
+    "numpy_random": Trait(_numpy_bits, _set_numpy_bits, "it changed the state of NumPy's global random generator"),
+    "default_dtype": Trait(torch.get_default_dtype, torch.set_default_dtype,
+                           "it changed torch's default dtype from {before} to {after}"),
+    "default_device": Trait(lambda: str(torch.get_default_device()), torch.set_default_device,
+                            "it changed torch's default device from {before} to {after}"),
+    "grad_mode": Trait(torch.is_grad_enabled, torch.set_grad_enabled, "it left gradients switched from {before} to {after}"),
+    "inference": Trait(torch.is_inference_mode_enabled, lambda before: None, "it left inference mode switched to {after}"),
+    "threads": Trait(torch.get_num_threads, torch.set_num_threads,
+                     "it changed torch's number of threads from {before} to {after}"),
+    "flags": Trait(_flags, _set_flags, "it changed torch's global settings from {before} to {after}"),
+    "modes": Trait(lambda: (torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()), _set_modes,
+                   "it left a torch dispatch or function mode behind"),
+    "environment": Trait(lambda: dict(os.environ._data), _set_environment,  # type: ignore[attr-defined]
+                         "it changed the environment variables"),
+    "directory": Trait(os.getcwd, os.chdir, "it changed the working directory to {after}"),
+    "signals": Trait(_handlers, _set_handlers, "it changed signal handlers"),
+    "warnings": Trait(lambda: list(warnings.filters), _set_warnings, "it changed the warning filters"),
+    "collector": Trait(gc.isenabled, lambda before: gc.enable() if before else gc.disable(),
+                       "it switched the garbage collector from {before} to {after}"),
+    "recursion": Trait(sys.getrecursionlimit, sys.setrecursionlimit,
+                       "it changed the recursion limit from {before} to {after}"),
+}
+
+
+def _contents() -> list[Any]:
+    """Every value of the watched namespaces, in order: comparing such lists compares identities first, so it is cheap."""
+    return [value for space in _NAMESPACES.values() for value in vars(space).values()]
+
+
+def _unchanged(before: list[Any], after: list[Any]) -> bool:
+    """Whether both hold the same objects; an object that only claims to be equal is as good as the same."""
+    try:
+        return before == after
+    except Exception:  # a foreign object's `__eq__` ran, so something was replaced: the slow comparison finds out what
+        return False
+
+
+class Conduct:
+    """The state before a call; `breaches` compares, undoes, and remembers the state that now holds.
+
+    In a host nobody else touches that state, so one object serves all calls; elsewhere call `renew` before each.
+    """
+
+    def __init__(self) -> None:
+        self._contents: list[Any] = []
+        self._spaces: dict[str, dict[str, Any]] = {}
+        self.renew()
+
+    def renew(self) -> None:
+        """Take what holds now for what should hold."""
+        self._traits = {name: trait.read() for name, trait in TRAITS.items()}
+        self._threads = set(threading.enumerate())
+        contents = _contents()
+        if not self._spaces or not _unchanged(self._contents, contents):
+            self._spaces = {name: dict(vars(space)) for name, space in _NAMESPACES.items()}
+        self._contents = contents
+
+    def breaches(self) -> tuple[Sentence, ...]:
+        """One sentence for each piece of global state that is not as it was; undone where that is possible."""
+        found = [self._replaced(name) for name in ([] if _unchanged(self._contents, _contents()) else _NAMESPACES)]
+        told = [sentence for sentences in found for sentence in sentences]
+        if told or found:
+            self._contents = _contents()
+        for name, trait in TRAITS.items():
+            before, after = self._traits[name], _read(trait)
+            if not trait.equal(before, after):
+                told.append(trait.breach.format(before=_short(before), after=_short(after)))
+                trait.restore(before)
+        return (*told, *self._left_threads())
+
+    def _replaced(self, space: str) -> list[Sentence]:
+        """Names of the namespace that were replaced or removed, put back. Added ones are no breach (lazy imports
+        do that), unless they hide an inherited one."""
+        owner, before = _NAMESPACES[space], self._spaces[space]
+        now, told = dict(vars(owner)), []
+        for name, value in before.items():
+            if now.get(name, self) is not value and not isinstance(value, types.ModuleType) and name not in _BOOKKEEPING:
+                setattr(owner, name, value)
+                told.append(f"it replaced {space}.{name}")
+        for name in now.keys() - before.keys():
+            if isinstance(owner, type) and any(name in vars(base) for base in owner.__mro__[1:]):
+                delattr(owner, name)
+                told.append(f"it replaced {space}.{name}")
+        self._spaces[space] = dict(vars(owner))
+        return told
+
+    def _left_threads(self) -> list[Sentence]:
+        """Threads that would keep an interpreter from ending."""
+        now = set(threading.enumerate())
+        left = [thread for thread in now - self._threads if not thread.daemon and thread.is_alive()]
+        self._threads = now
+        return [f"it left a running thread behind that is no daemon ({_short(thread.name)})" for thread in left]
+
+
+def _read(trait: Trait) -> Any:
+    """Read the trait; a working directory that was removed under us reads as None, and so as changed."""
+    try:
+        return trait.read()
+    except FileNotFoundError:
+        return None
+
+
+def _short(value: object) -> str:
+    return "".join(c if c.isprintable() else " " for c in str(value)[:200])
