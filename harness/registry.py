@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 from assay import properties as _properties
 from assay.contract.declaration import Declaration, declare
-from assay.contract.kinds import KINDS, kind as kind_named, unknown
+from assay.contract.kinds import KINDS, unknown
+from assay.contract.kinds import kind as kind_named
 from assay.errors import HarnessError, UsageError
 from assay.numbers.forms import Form
 
@@ -76,6 +77,7 @@ class Benign:
 
 
 _SESSION = Collection(renew=True)
+_BUILT_IN = Collection(origin="built in", builtin=True, renew=True)
 _COLLECTING: ContextVar[Collection] = ContextVar("collecting", default=_SESSION)
 _FAULTS: dict[str, Fault] = {}
 _BENIGNS: dict[str, Benign] = {}
@@ -87,7 +89,8 @@ def implements(kind: str, **options: Any) -> Callable[[Implementation], Implemen
     kind_named(kind)
 
     def register(function: Implementation) -> Implementation:
-        into = _COLLECTING.get()
+        ours = str(getattr(function, "__module__", "")).startswith(("assay.impls.", "assay.reference."))
+        into = _BUILT_IN if ours else _COLLECTING.get()  # whoever imports a built-in module does not thereby declare it
         into.add(declare(kind, function, **{**options, "origin": into.origin, "builtin": into.builtin}))
         return function
     return register
@@ -96,7 +99,12 @@ def implements(kind: str, **options: Any) -> Callable[[Implementation], Implemen
 @contextmanager
 def collecting(*, origin: str = "this process", builtin: bool = False) -> Iterator[Collection]:
     """What is declared inside goes into the collection that this gives, and nowhere else."""
-    collection = Collection(origin=origin, builtin=builtin)
+    with _into(Collection(origin=origin, builtin=builtin)) as collection:
+        yield collection
+
+
+@contextmanager
+def _into(collection: Collection) -> Iterator[Collection]:
     token = _COLLECTING.set(collection)
     try:
         yield collection
@@ -210,9 +218,9 @@ def _references() -> tuple[Declaration, ...]:
     for name in KINDS:
         if importlib.util.find_spec(f"assay.reference.{name}") is None:
             continue
-        with collecting(builtin=True, origin="built in") as collection:
+        with _into(_BUILT_IN):
             module = reference(name)
-        made = collection.find(name, "reference")
+        made = _BUILT_IN.find(name, "reference")
         if made is None:
             options = {"dtypes": ("float64", "float32", "bfloat16", "float16"), **getattr(module, "DECLARATION", {})}
             made = declare(name, getattr(module, name), **options, name="reference", builtin=True)
@@ -223,23 +231,20 @@ def _references() -> tuple[Declaration, ...]:
 @cache
 def _built_in() -> tuple[Declaration, ...]:
     """What `assay.impls` declares; a module whose optional library is missing is noted and left out."""
-    found = Collection(origin="built in", builtin=True)
     for name in _modules("assay.impls"):
-        missing = [library for library in (needs := _requires(name)) if importlib.util.find_spec(library) is None]
+        needs = _requires(name)
+        missing = [library for library in needs if importlib.util.find_spec(library) is None]
         if missing:
             _UNAVAILABLE.append((name, f"needs {', '.join(missing)}, not installed"))
             continue
         try:
-            with collecting(origin="built in", builtin=True) as collection:
+            with _into(_BUILT_IN):
                 importlib.import_module(name)
         except ImportError as error:
             if not needs:
                 raise HarnessError(f"module={name} must import, or name in REQUIRES what it needs; got {error}") from error
             _UNAVAILABLE.append((name, f"needs {', '.join(needs)}: {error}"))
-            continue
-        for made in collection:
-            found.add(made)
-    return tuple(found)
+    return tuple(made for made in _BUILT_IN if made.name != "reference")
 
 
 @cache

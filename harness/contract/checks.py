@@ -8,8 +8,6 @@ from typing import Any
 from assay.contract.kinds import quoted, unknown
 from assay.errors import UsageError
 
-__all__ = ["devices", "dtypes", "flag", "mapping", "members", "name", "optional_callable", "quoted", "text", "url"]
-
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 LONGEST_NAME = 100
 LONGEST_TEXT = 300

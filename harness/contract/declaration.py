@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.contract import checks, conventions, limits, signature
-from assay.contract.kinds import FEATURES, OFFERS, Kind, kind as kind_named, unknown
+from assay.contract.kinds import FEATURES, OFFERS, Kind, quoted, unknown
+from assay.contract.kinds import kind as kind_named
 from assay.errors import HarnessError, UsageError
 from assay.numbers.arithmetic import Arithmetic
 
@@ -126,7 +127,7 @@ def declare(
     if other:
         raise UsageError(unknown("option of implements", next(iter(other)), _OPTIONS))
     if not callable(function):
-        raise UsageError(f"implements({made.name!r}) must decorate a callable, got {checks.quoted(function)}")
+        raise UsageError(f"implements({made.name!r}) must decorate a callable, got {quoted(function)}")
     known = checks.name(_default_name(function) if name is None else name)
     try:
         return _declare(made, function, known, dict(

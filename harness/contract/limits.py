@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.axes import LETTERS
-from assay.contract.checks import quoted
-from assay.contract.kinds import Kind, unknown
+from assay.contract.kinds import Kind, quoted, unknown
 from assay.errors import UsageError
 
 Limit = range | frozenset[Any]
