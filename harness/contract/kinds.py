@@ -234,3 +234,8 @@ def unknown(what: str, name: object, names: Iterable[str]) -> str:
     near = difflib.get_close_matches(name[:100], known, 1) if isinstance(name, str) else []
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"{what}={quoted(name)} is unknown{hint} ({what} is one of {', '.join(known) or 'none'})"
+
+
+def kinds() -> list[str]:
+    """Names of all kinds, in the contract's order."""
+    return list(KINDS)
