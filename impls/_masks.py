@@ -1,0 +1,22 @@
+"""What a query may see, as the libraries want it: one boolean grid instead of mask, causal and window."""
+from __future__ import annotations
+
+from torch import Tensor, arange
+
+
+def visible(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, window: int | None) -> Tensor | None:
+    """The grid of what each query sees, with four axes that broadcast to (B,H,Tq,Tk); None where all is seen."""
+    keep = None if mask is None else four_axes(mask)
+    if causal or window is not None:
+        query = arange(q.shape[-2], device=q.device)[:, None] + (k.shape[-2] - q.shape[-2])
+        key = arange(k.shape[-2], device=q.device)[None, :]
+        band = key <= query
+        if window is not None:
+            band = band & (key > query - window)
+        keep = four_axes(band) if keep is None else keep & band
+    return keep
+
+
+def four_axes(grid: Tensor) -> Tensor:
+    """The same grid with leading axes of length 1, since some kernels count the axes before they broadcast."""
+    return grid[(None,) * (4 - grid.dim())]

@@ -1,0 +1,48 @@
+"""Libraries imported late, and modules made without memory, into which the call's own weights are placed."""
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+
+@cache
+def late(module: str) -> ModuleType:
+    """Import a module on the first call that needs it: seconds that listing the implementations should not take.
+
+    What importing leaves in the environment and in the warning filters is taken back, since a call leaves both alone.
+    """
+    before = dict(os.environ)
+    with warnings.catch_warnings():
+        found = import_module(module)
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    return found
+
+
+def bare(make: Callable[..., nn.Module], *arguments: Any, **options: Any) -> nn.Module:
+    """`make(...)` on the meta device: nothing is allocated, and the global random state stays as it is."""
+    with torch.device("meta"):
+        return make(*arguments, **options)
+
+
+def run(module: nn.Module, weights: Mapping[str, Tensor | None], *inputs: Tensor, **options: Any) -> Any:
+    """Call the module with these tensors as its parameters and buffers, so that gradients reach them."""
+    return functional_call(module, {name: w for name, w in weights.items() if w is not None}, inputs, options)
+
+
+def installed(distribution: str) -> str:
+    """The installed version of a library, or nothing where it is missing."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,108 @@
+"""torch's scaled_dot_product_attention: as torch dispatches it, and pinned to one kernel.
+
+What each does on CPU (torch 2.13, found by recording what reaches the dispatcher):
+
+| | math | flash |
+|---|---|---|
+| dtypes | all four | all four |
+| boolean mask, additive bias (2 or 4 axes), scale, grouped heads, gradients | yes | yes |
+| value width other than D; a last stride other than 1; a mask with 3 axes | yes | "No available kernel" |
+| Tq, Tk or B of 0 | zeros or nothing, no kernel runs | zeros or nothing, no kernel runs |
+| row without keys, by mask, by bias or Tk = 0 | zeros, finite gradients | zeros, finite gradients |
+| NaN or infinity behind a mask | spreads | spreads |
+| `is_causal` with Tq != Tk | aligned top-left | aligned top-left |
+
+There is no softcap. Windows and bottom-right alignment are handed over as a mask, as the documentation asks.
+"""
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import assay
+from assay.impls._masks import four_axes, visible
+
+NO_KERNEL = "No available kernel"
+
+
+def translated(
+    q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, causal: bool, window: int | None,
+    scale: float | None,
+) -> dict[str, Any]:
+    """The options of the call in torch's words: a square causal call by flag, all else by mask."""
+    square = causal and mask is None and bias is None and window is None and q.shape[-2] == k.shape[-2]
+    grid = None if square else visible(q, k, mask, causal, window)
+    if bias is not None:
+        bias = four_axes(bias)
+        grid = bias if grid is None else torch.where(grid, bias, float("-inf"))
+    return {"attn_mask": grid, "is_causal": square, "scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
+
+
+@assay.implements("attention", name="sdpa", version=torch.__version__)
+def sdpa(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None, causal: bool = False,
+    window: int | None = None, scale: float | None = None,
+) -> Tensor:
+    """Whatever kernel torch chooses."""
+    return F.scaled_dot_product_attention(q, k, v, **translated(q, k, mask, bias, causal, window, scale))
+
+
+@assay.implements("attention", name="sdpa-is-causal", conventions={"causal_alignment": "top_left"},
+                  version=torch.__version__)
+def sdpa_is_causal(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None) -> Tensor:
+    """The `is_causal` flag in every shape: query i sees the keys 0 … i, however many keys there are."""
+    grouped = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
+
+
+@assay.implements("attention", name="sdpa-math", version=torch.__version__)
+def sdpa_math(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None, causal: bool = False,
+    window: int | None = None, scale: float | None = None,
+) -> Tensor:
+    """Pinned to the formula written in ATen operations."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q, k, v, **translated(q, k, mask, bias, causal, window, scale))
+
+
+@assay.implements("attention", name="sdpa-flash", lacks={"value_width", "empty"}, version=torch.__version__)
+def sdpa_flash(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None, causal: bool = False,
+    window: int | None = None, scale: float | None = None,
+) -> Tensor:
+    """Pinned to the flash kernel, and refused where that kernel did not run."""
+    options = translated(q, k, mask, bias, causal, window, scale)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), warnings.catch_warnings(record=True) as reasons, _Kernels() as seen:
+        warnings.simplefilter("always")
+        try:
+            out = F.scaled_dot_product_attention(q, k, v, **options)
+        except RuntimeError as error:
+            if NO_KERNEL not in str(error):
+                raise
+            why = str(reasons[-1].message).split(" (Triggered")[0] if reasons else str(error)
+            raise NotImplementedError(f"flash: {why}") from error
+    if not any("_scaled_dot_product_flash_attention" in name for name in seen.names):
+        raise NotImplementedError(f"flash: no flash kernel ran for q={tuple(q.shape)}, k={tuple(k.shape)}")
+    return out
+
+
+class _Kernels(TorchDispatchMode):
+    """Writes down the names of the operations that reach the dispatcher: the proof of what ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, operation: Callable[..., Any], types: Any, args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        self.names.add(str(operation))
+        return operation(*args, **(kwargs or {}))
