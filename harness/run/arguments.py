@@ -2,21 +2,18 @@
 from __future__ import annotations
 
 import copy
-import functools
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from assay.contract.declaration import Declaration
 from assay.contract.kinds import KINDS
 from assay.errors import HarnessError, NotClaimedError
 from assay.run.hosting_types import Call, Handle, Recipe
 from assay.run.layouts import Placed, place
 from assay.run.recipes import build
-
-_VARIABLE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 @dataclass
@@ -65,6 +62,7 @@ class Arguments:
     def __init__(self, call: Call, kept: Kept) -> None:
         self._call, self._kept = call, kept
         self.placed: dict[str, Placed] = {}
+        self.wrt: dict[str, torch.Tensor] = {}
         self.values = {name: self._build(value, name, name) for name, value in call.arguments.items()}
         self.upstream = tuple(self._build(value, f"upstream/{n}", "") for n, value in enumerate(call.upstream))
 
@@ -86,8 +84,9 @@ class Arguments:
         layout = call.layouts.get(path, call.layouts.get(name, "contiguous")) if name else call.upstream_layout
         self.placed[path] = place(value, layout, call.device)
         tensor = self.placed[path].tensor
-        if path in call.wrt:
+        if tensor.is_floating_point() and any(path == asked or path.startswith(asked + "/") for asked in call.wrt):
             tensor.requires_grad_()
+            self.wrt[path] = tensor
         return tensor
 
     def inspect(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -97,45 +96,25 @@ class Arguments:
                 tuple(path for path, (_, guards) in seen.items() if not guards))
 
 
-@functools.lru_cache(maxsize=256)
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
-    """The function's parameters; None where Python cannot tell (built-in functions)."""
-    try:
-        return inspect.signature(function).parameters
-    except (ValueError, TypeError):
-        return None
+def bind(declaration: Declaration, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments, as this declaration's signature takes them."""
+    positional = [values[name] for name in declaration.positional if name in values]
+    return positional, {name: value for name, value in values.items()
+                        if name not in declaration.positional and _passes(declaration, name, value)}
 
 
-def bind(kind: str, function: Callable[..., Any], values: Mapping[str, Any],
-         settled: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments for this function.
+def _passes(declaration: Declaration, name: str, value: Any) -> bool:
+    """Whether the keyword is handed over.
 
-    Names that the signature has go by keyword, positional-only ones by position. A keyword that it lacks is dropped where its
-    value is the kind's default or the one that the declaration settled; otherwise the call asks for what is not claimed.
+    One that the signature lacks is left out where its value is the kind's default, or the one fixed choice that the
+    declaration names; otherwise the call asks for what is not claimed.
     """
-    required = KINDS[kind].arguments
-    parameters = _parameters(function)
-    by_name = parameters is not None and all(
-        name in parameters and parameters[name].kind not in (inspect.Parameter.POSITIONAL_ONLY, *_VARIABLE)
-        for name in required if name in values)
-    positional = [] if by_name else [values[name] for name in required if name in values]
-    keywords = {name: value for name, value in values.items() if by_name or name not in required}
-    return positional, {name: value for name, value in keywords.items() if _passes(kind, name, value, parameters, settled)}
-
-
-def _passes(kind: str, name: str, value: Any, parameters: Mapping[str, inspect.Parameter] | None,
-            settled: Mapping[str, Any]) -> bool:
-    """Whether the keyword is handed over (True), may be left out (False), or is not claimed at all."""
-    options = KINDS[kind].options
-    if name not in options:
+    options = KINDS[declaration.kind].options
+    if name not in options or name in declaration.keywords:
         return True
-    if parameters is not None and name in parameters and parameters[name].kind not in _VARIABLE:
-        return True
-    if _is(value, options[name]) or (name in settled and _is(value, settled[name])):
+    if _is(value, options[name]) or _is(value, declaration.conventions.get(name, options[name])):
         return False
-    if parameters is None:
-        return True
-    raise NotClaimedError(f"{name}={value!r:.60} must not be asked of {kind}: the implementation's signature lacks it")
+    raise NotClaimedError(f"{name}={value!r:.60} must not be asked of {declaration.name!r}: its signature lacks that keyword")
 
 
 def _is(value: Any, other: Any) -> bool:

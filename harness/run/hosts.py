@@ -1,0 +1,262 @@
+"""Hosts as the judge sees them: in this process, or supervised in another one that a zygote forks."""
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, NoReturn
+
+from assay.contract.declaration import Declaration
+from assay.errors import (
+    HarnessError,
+    HostCrashedError,
+    HostError,
+    HostOutOfMemoryError,
+    HostTimeoutError,
+    NotClaimedError,
+    UsageError,
+)
+from assay.run import wire
+from assay.run.hosting_types import Answer, Call
+from assay.run.instances import Instances
+from assay.run.perform import clean
+
+TAIL = 4096
+START_PATIENCE = 60.0  # for the zygote to import torch and fork: ours, not the implementation's time
+END_PATIENCE = 0.5  # between a closed connection and the end of the process that had it
+_NO_MEMORY = re.compile(r"bad_alloc|MemoryError|Cannot allocate memory|can't allocate memory")
+
+
+class LocalHost:
+    """Runs implementations in this process: the built-in ones, and everything under `--isolate never`."""
+
+    def __init__(self, declarations: Sequence[Declaration]) -> None:
+        self._instances = Instances(declarations, alone=False)
+
+    def describe(self) -> list[Mapping[str, Any]]:
+        """Declarations as JSON."""
+        return self._instances.describe()
+
+    def call(self, call: Call) -> Answer:
+        """Run one call here. Nothing shields this process; Ctrl-C stays Ctrl-C."""
+        return self._instances.call(call)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class Zygote:
+    """The zygote process of a run. Starts at once and in the background; a context manager; `address` is what hosts need."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="assay-", dir=_short_folder(), ignore_cleanup_errors=True)
+        self.address = os.path.join(self._folder.name, "zygote")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(self.address)
+            listener.listen(128)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "assay.run.zygote", self.address, str(listener.fileno())], stdin=subprocess.PIPE,
+                stdout=2, pass_fds=(listener.fileno(),), start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def open(self, request: Mapping[str, Any]) -> Channel:
+        """Fork a judge (or host) and return the connection to it."""
+        return Channel(self.address, request)
+
+    def close(self) -> None:
+        """End the zygote and with it every judge and host."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:  # its children die with it all the same: PR_SET_PDEATHSIG
+            self._process.kill()
+            self._process.wait()
+        self._folder.cleanup()
+
+    def __enter__(self) -> Zygote:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _short_folder() -> str | None:
+    """A folder whose paths fit into the 108 bytes of a Unix socket's address."""
+    return None if len(tempfile.gettempdir()) < 60 else "/tmp"
+
+
+class Channel:
+    """A connection to a process that the zygote forked for us, and what the zygote knows about that process."""
+
+    def __init__(self, address: str, request: Mapping[str, Any]) -> None:
+        self._address = address
+        self.socket = _connect(address, request)
+        self.pid = int(_read_line(self.socket)["pid"])
+
+    def send(self, value: Any, deadline: float | None = None) -> None:
+        """See `wire.send`."""
+        wire.send(self.socket, value, deadline)
+
+    def receive(self, deadline: float | None = None) -> Any:
+        """See `wire.receive`."""
+        return wire.receive(self.socket, deadline)
+
+    def ended(self, patience: float = END_PATIENCE) -> tuple[int | None, str]:
+        """Wait status and last output once the process has ended; the status is None if it still runs after `patience`."""
+        deadline, pause = time.monotonic() + patience, 0.001
+        while True:
+            told = self._ask("status")
+            if told["status"] is not None or time.monotonic() > deadline:
+                return told["status"], str(told["output"])
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
+
+    def kill(self) -> str:
+        """Kill the process with its whole group, close the connection, return what was printed last."""
+        self.socket.close()
+        return str(self._ask("kill")["output"])
+
+    def _ask(self, role: str) -> dict[str, Any]:
+        try:
+            with _connect(self._address, {"role": role, "pid": self.pid}) as connection:
+                return _read_line(connection)
+        except (HarnessError, OSError):  # no zygote, so none of its children either
+            return {"status": -1, "output": ""}
+
+
+def _connect(address: str, request: Mapping[str, Any]) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(START_PATIENCE)
+    try:
+        connection.connect(address)
+        connection.sendall(json.dumps(request).encode() + b"\n")
+    except OSError as error:
+        connection.close()
+        raise HarnessError(f"the zygote cannot be reached: {error}") from error
+    return connection
+
+
+def _read_line(connection: socket.socket) -> dict[str, Any]:
+    """One JSON line, a byte at a time where frames follow it on the same connection."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = connection.recv(1)
+        if not byte:
+            raise HarnessError("the zygote ended in the middle of an answer")
+        line += byte
+    answer = json.loads(line)
+    assert isinstance(answer, dict)
+    return answer
+
+
+class RemoteHost:
+    """Runs the implementations of one target in a process of their own; starts when needed, and again after a death.
+
+    timeout: seconds for one call, or for the import. memory: bytes that the host may have (None: 75 % of the machine's).
+    """
+
+    def __init__(self, zygote: str, target: str, kind: str | None = None, *, timeout: float = 60.0,
+                 memory: int | None = None) -> None:
+        self._zygote, self._target, self._kind = zygote, target, kind
+        self._timeout, self._memory = timeout, memory
+        self._channel: Channel | None = None
+        self._declared: list[Mapping[str, Any]] = []
+        self.started = 0  # how often a process was started
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the host that now runs, if any."""
+        return self._channel and self._channel.pid
+
+    def describe(self) -> list[Mapping[str, Any]]:
+        """Declarations as JSON. Raises UsageError for a file that cannot be loaded, HostError if loading kills or hangs."""
+        self._running()
+        return self._declared
+
+    def call(self, call: Call) -> Answer:
+        """Run one call there."""
+        channel = self._running()
+        answer = self._exchange(channel, call, f"inside the call of {call.implementation}")
+        if isinstance(answer, Answer):
+            return answer
+        if isinstance(answer, dict) and "error" in answer:
+            raise (NotClaimedError if answer["error"] == "NotClaimedError" else HarnessError)(clean(str(answer["message"])))
+        self.close()
+        raise wire.garbled(f"a {type(answer).__name__} where an Answer belongs")
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._channel is not None:
+            self._channel.kill()
+            self._channel = None
+
+    def _running(self) -> Channel:
+        """The connection to a host that has loaded the target."""
+        if self._channel is not None:
+            return self._channel
+        request = {"role": "host", "target": self._target, "kind": self._kind, "memory": self._memory}
+        self._channel = channel = Channel(self._zygote, request)
+        self.started += 1
+        told = self._exchange(channel, None, f"while {self._target} was imported")
+        if isinstance(told, dict) and isinstance(told.get("ready"), list):
+            self._declared = told["ready"]
+            return channel
+        self.close()
+        if isinstance(told, dict) and "usage" in told:
+            raise UsageError(clean(str(told["usage"])))
+        raise HarnessError(clean(f"a host did not start: {told}"))
+
+    def _exchange(self, channel: Channel, call: Call | None, where: str) -> Any:
+        """Send the call, if there is one, and wait for the answer; whatever goes wrong ends the process."""
+        deadline = time.monotonic() + self._timeout
+        try:
+            if call is not None:
+                channel.send(call, deadline)
+            return channel.receive(deadline)
+        except TimeoutError:
+            self._raise(HostTimeoutError, f"no answer within {self._timeout:g} s {where}; the process was killed", self._end())
+        except ConnectionError:
+            self._bury(channel, where)
+        except BaseException:  # Ctrl-C, or a garbled frame: the connection is of no use any more
+            self._end()
+            raise
+
+    def _end(self) -> str:
+        """Kill the process and forget it; what it printed last."""
+        channel, self._channel = self._channel, None
+        return channel.kill() if channel is not None else ""
+
+    def _bury(self, channel: Channel, where: str) -> NoReturn:
+        """Say how a process ended that closed its connection."""
+        status, output = channel.ended()
+        self._end()
+        if status is None:
+            self._raise(HostCrashedError, f"closed the harness' connection {where}; the process was killed", output)
+        kind = HostOutOfMemoryError if _NO_MEMORY.search(output) and status != 0 else HostCrashedError
+        self._raise(kind, f"{how_ended(status)} {where}", output)
+
+    def _raise(self, kind: type[HostError], message: str, output: str) -> NoReturn:
+        raise kind(message, stderr_tail=clean(output[-TAIL:], TAIL))
+
+
+def how_ended(status: int) -> str:
+    """A wait status in words."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        names = {s.value: s.name for s in signal.Signals}
+        return f"killed by {names.get(number, f'signal {number}')}"
+    return f"exited with code {os.waitstatus_to_exitcode(status)}"

@@ -1,0 +1,95 @@
+"""The implementations that one process holds: their declarations, objects made by factories, copies, kept values."""
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from assay.contract.declaration import Declaration
+from assay.contract.kinds import KINDS
+from assay.errors import HarnessError
+from assay.run.arguments import Arguments, Kept, bind
+from assay.run.conduct import Conduct
+from assay.run.hosting_types import Answer, Call
+from assay.run.perform import perform
+
+
+class Instances:
+    """Answers calls with the declared implementations.
+
+    alone: nobody else touches this process' global state, so that state after one call is state before the next.
+    """
+
+    def __init__(self, declarations: Sequence[Declaration], *, alone: bool) -> None:
+        self._declared = {(d.kind, d.name): d for d in declarations}
+        self._objects: dict[tuple[Any, ...], Any] = {}
+        self._kept = Kept()
+        self._conduct = Conduct()
+        self._alone = alone
+
+    def describe(self) -> list[Mapping[str, Any]]:
+        """The declarations as JSON."""
+        return [declaration.to_json() for declaration in self._declared.values()]
+
+    def call(self, call: Call) -> Answer:
+        """Run one call; see `perform`."""
+        for number in call.release:
+            self._kept.values.pop(number, None)
+        declaration = self._declared.get((call.kind, call.implementation))
+        if declaration is None or declaration.function is None:
+            raise HarnessError(f"implementation={call.implementation!r} of kind {call.kind!r} must be declared in this host")
+        if not self._alone:
+            self._conduct.renew()
+        return perform(call, self._invocation(call, declaration), kept=self._kept, conduct=self._conduct,
+                       own_files=_own_files(declaration.function), interruptible=not self._alone)
+
+    def _invocation(self, call: Call, declaration: Declaration) -> Callable[[Arguments], Any]:
+        """What to do once the arguments stand."""
+        def of_function(arguments: Arguments) -> Any:
+            function = self._instance(call, declaration)
+            positional, keywords = bind(declaration, arguments.values)
+            return function(*positional, **keywords)
+
+        def of_object(arguments: Arguments) -> Any:
+            target = self._instance(call, declaration)
+            _ask_for_parameters(call, target, arguments)
+            member = getattr(target, call.method)
+            return member(**arguments.values) if callable(member) else member
+
+        return of_object if KINDS[call.kind].factory else of_function
+
+    def _instance(self, call: Call, declaration: Declaration) -> Any:
+        """The original, another made by the factory (n > 0), or a deep copy (n < 0, or where there is no factory)."""
+        function, factory = declaration.function, KINDS[call.kind].factory
+        assert function is not None
+        if not factory and call.instance == 0:
+            return function
+        key = (call.kind, call.implementation, call.device, call.seed, call.instance)
+        if key not in self._objects:
+            if call.instance < 0:
+                made = copy.deepcopy(self._instance(replace(call, instance=-call.instance - 1), declaration))
+            elif factory:
+                made = function(seed=call.seed) if "seed" in declaration.keywords else function()
+                made = made.to(call.device) if isinstance(made, torch.nn.Module) else made
+            else:
+                made = copy.deepcopy(function)
+            self._objects[key] = made
+        return self._objects[key]
+
+
+def _ask_for_parameters(call: Call, target: Any, arguments: Arguments) -> None:
+    """Gradients of an object are asked for as `wrt=("parameters",)` and come back as "parameters/0", "parameters/1", …"""
+    if "parameters" in call.wrt:
+        found = [p for p in target.parameters() if p.requires_grad]
+        arguments.wrt.update({f"parameters/{index}": parameter for index, parameter in enumerate(found)})
+
+
+def _own_files(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Source files of the callable: the function's own, or the class of an object."""
+    inner = inspect.unwrap(function)
+    code = getattr(inner, "__code__", None) or getattr(getattr(type(inner), "forward", type(inner).__call__), "__code__", None)
+    return (code.co_filename,) if code is not None else ()
