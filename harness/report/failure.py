@@ -15,6 +15,13 @@ def headline(result: Mapping[str, Any]) -> str:
     return f"{mark(result['status'])}  {result['property']} · {place(result)}{ids}"
 
 
+def said(result: Mapping[str, Any]) -> str:
+    """The message without the property's name and sentence where it opens with them: they are shown beside it."""
+    text = str(result["message"]).removeprefix(f"{result['property']}:").lstrip()
+    sentence = str(result["sentence"]).rstrip(". ")
+    return text.removeprefix(sentence).lstrip(" .,;:–—-") if sentence else text
+
+
 def place(result: Mapping[str, Any]) -> str:
     """Implementation, device, dtype."""
     return " · ".join(part for part in (result["implementation"], result["device"], result["dtype"]) if part)
@@ -46,7 +53,7 @@ def show(value: Any) -> str:
 def failure_text(result: Mapping[str, Any]) -> str:
     """The failure of one result as plain text: what should hold, what happened, on which input, how to see it again."""
     lines = [headline(result)]
-    lines += [f"  {text}" for text in (result["sentence"], result["message"]) if text]
+    lines += [f"  {text}" for text in (result["sentence"], said(result)) if text]
     lines += _input_lines(result["counterexample"] or {})
     lines += [f"  note: {note}" for note in result["notes"]]
     if result["blocked_by"]:

@@ -1,4 +1,4 @@
-"""What a report says, summed up once for every writer: verdict sentence, denominators, matrix, and what was not shown."""
+"""What a report says, summed up once for every writer: verdict, denominators, matrix, and what was not shown."""
 from __future__ import annotations
 
 from collections import defaultdict
@@ -52,13 +52,14 @@ class NotShown:
 
 def totals(report: Report) -> Totals:
     """Planned, finished, decided and red cases, and examples by outcome."""
-    planned = set(report.plan["cases"])
+    planned, rows = set(report.plan["cases"]), report.plan["rows"]
     examples = {key: sum(one["examples"][key] for one in report.results) for key in events.EXAMPLES}
     return Totals(
         planned=len(planned), finished=sum(one["id"] in planned for one in report.results),
         decided=sum(one["status"] in DECIDED and one["id"] in planned for one in report.results),
-        red=sum(one["status"] in RED for one in report.results), left_out=len(report.plan["left_out"]), examples=examples,
-        implementations=len(implementations(report)), properties=len({row[0] for row in report.plan["rows"]}),
+        red=sum(one["status"] in RED for one in report.results), left_out=len(report.plan["left_out"]),
+        examples=examples,
+        implementations=len({(row[0].partition("/")[0], row[1]) for row in rows}), properties=len({row[0] for row in rows}),
     )
 
 
@@ -76,15 +77,16 @@ def verdict_sentence(report: Report) -> str:
     begin = "" if report.footer and not end["interrupted"] else "Interrupted. So far: "
     verdict = end["verdict"][0].upper() + end["verdict"][1:]
     if end["verdict"] == "non-conformant":
-        who = {one["implementation"] for one in report.results if one["status"] in RED}
+        who = {(one["kind"], one["implementation"]) for one in report.results if one["status"] in RED}
         what = f"{found.red:,} of {plural(found.planned, 'planned case')} went wrong"
-        where = f", in {len(who):,} of {plural(found.implementations, 'implementation')}" if found.implementations > 1 else ""
-        return f"{begin}{verdict}: {what}{where}."
+        where = f", in {len(who):,} of {plural(found.implementations, 'implementation')}"
+        return f"{begin}{verdict}: {what}{where if found.implementations > 1 else ''}."
     if end["verdict"] == "inconclusive":
         more = f" (and {plural(len(end['reasons']) - 1, 'more reason')})" if len(end["reasons"]) > 1 else ""
         return f"{begin}{verdict}: {(end['reasons'] or ['the run did not end'])[0]}{more}."
-    right = f"{found.examples['right']:,}"
-    return f"{begin}{verdict}: {found.decided:,} of {plural(found.planned, 'planned case')} decided, {right} examples right, none wrong."
+    right = plural(found.examples["right"], "example")
+    cases = f"{found.decided:,} of {plural(found.planned, 'planned case')} decided"
+    return f"{begin}{verdict}: {cases}, {right} right, no counterexample found."
 
 
 def failures(report: Report) -> list[Json]:
@@ -100,7 +102,8 @@ def results_of(report: Report) -> list[Json]:
     for case, (name, implementation, device, dtype) in zip(report.plan["cases"], report.plan["rows"], strict=True):
         if case in missing:
             one: Json = dict(events.result(
-                id=case, property=name, implementation=implementation, device=device, dtype=dtype, status="inconclusive",
+                id=case, property=name, implementation=implementation, device=device, dtype=dtype,
+                status="inconclusive",
                 statements=info.get(name, {}).get("statements", []), sentence=info.get(name, {}).get("sentence", ""),
             ))
             stand_ins.append(one | {"status": "not-run"})
@@ -109,7 +112,8 @@ def results_of(report: Report) -> list[Json]:
 
 def matrix(report: Report, results: Sequence[Json]) -> dict[str, tuple[list[str], dict[str, dict[str, Cell]]]]:
     """kind -> (statement ids, implementation -> statement -> cell)."""
-    gathered: dict[str, dict[str, dict[str, list[tuple[str, str]]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    gathered: dict[str, dict[str, dict[str, list[tuple[str, str]]]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(list)))
     for one in results:
         for statement in one["statements"] or ["–"]:
             gathered[one["kind"]][one["implementation"]][statement].append((one["status"], one["id"]))

@@ -19,7 +19,7 @@ LOOKS: Mapping[str, Look] = {
     "pass": Look("✓", "good", "no counterexample among enough decided examples"),
     "fail": Look("✗", "bad", "at least one example is provably wrong"),
     "crash": Look("✸", "bad", "the process that ran the implementation died"),
-    "timeout": Look("⧗", "bad", "one call took longer than allowed"),
+    "timeout": Look("◷", "bad", "one call took longer than allowed"),
     "out-of-memory": Look("▣", "bad", "asked for more memory than allowed"),
     "unexpected-pass": Look("‼", "bad", "a waiver that is stale, unmatched or expired"),
     "harness-error": Look("⚙", "bad", "a fault of assay itself: nothing is known about this case"),

@@ -364,18 +364,18 @@ def why_inconclusive(results: Sequence[Mapping[str, Any]], plan: Mapping[str, An
     if missing:
         reasons.append(f"{len(missing)} of {len(plan['cases'])} planned cases did not run")
     by_property: dict[tuple[str, str, str], list[bool]] = {}
-    by_implementation: dict[str, list[bool]] = {}
+    by_implementation: dict[tuple[str, str], list[bool]] = {}
     for case, (name, implementation, device, _) in held:
         decided = status.get(case) in DECIDED
         by_property.setdefault((implementation, name, device), []).append(decided)
-        by_implementation.setdefault(implementation, []).append(decided)
+        by_implementation.setdefault((name.partition("/")[0], implementation), []).append(decided)
     reasons += [
         f"{who}: {name} was decided in none of its dtypes on {device}"
         for (who, name, device), all_ in by_property.items() if not any(all_)
     ]
     reasons += [
-        f"{who}: {sum(all_)} of {len(all_)} planned cases were decided, fewer than half"
-        for who, all_ in by_implementation.items() if 2 * sum(all_) < len(all_)
+        f"{who} ({kind}): {sum(all_)} of {len(all_)} planned cases were decided, fewer than half"
+        for (kind, who), all_ in by_implementation.items() if 2 * sum(all_) < len(all_)
     ]
     return reasons
 
