@@ -1,0 +1,85 @@
+"""Router of a mixture of experts: which experts a token goes to, and with what weights."""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from assay.numbers.forms import Form
+
+ROUTERS = ("softmax_of_topk", "topk_of_softmax", "sigmoid")
+
+
+def router(x: Tensor, w_router: Tensor, *, top_k: int, router: str = "softmax_of_topk") -> tuple[Tensor, Tensor]:
+    """Choose the top_k experts of highest score for every token, and weigh them.
+
+    Formula: z = x · w_routerᵀ; S = indices of the top_k largest z; weights = softmax(z_S).
+
+    x: (N, C)
+    w_router: (E, C)
+    returns: weights (N, K), indices (N, K) int64, best first
+
+    Conventions: ties go to the lower index; router "softmax_of_topk" (softmax over the chosen: the same as softmax over all,
+    renormalised over the chosen), "topk_of_softmax" (softmax over all, not renormalised), "sigmoid" (each chosen score's
+    sigmoid, not renormalised).
+    Raises: ValueError where top_k lies outside 1 … E, or router is unknown.
+    Source: Shazeer et al., "Outrageously Large Neural Networks", section 2.1, arXiv 1701.06538; Jiang et al., "Mixtral of
+    Experts", section 2.1, arXiv 2401.04088.
+
+    >>> weights, indices = router(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 5.0]]), top_k=2)
+    >>> weights.tolist(), indices.tolist()
+    ([[0.5, 0.5]], [[1, 2]])
+    """
+    scores, indices = _routed(x, w_router, top_k, router)
+    if router == "softmax_of_topk":
+        return softmax(scores.gather(-1, indices)), indices
+    if router == "topk_of_softmax":
+        return softmax(scores).gather(-1, indices), indices
+    return torch.sigmoid(scores.gather(-1, indices)), indices
+
+
+def _routed(x: Tensor, w_router: Tensor, top_k: int, router: str) -> tuple[Tensor, Tensor]:
+    """Scores (N,E) and the indices of the top_k highest (N,K)."""
+    experts = w_router.shape[0]
+    if not 1 <= top_k <= experts:
+        raise ValueError(f"top_k={top_k} must lie in 1 … E = {experts}, got {top_k}; choose at least one expert and at most all")
+    if router not in ROUTERS:
+        raise ValueError(f"router={router!r} must be one of {ROUTERS}, got {router!r}; choose one of them")
+    scores = x @ w_router.transpose(0, 1)
+    return scores, torch.sort(scores.detach(), dim=-1, descending=True, stable=True).indices[..., :top_k]
+
+
+def softmax(z: Tensor) -> Tensor:
+    """Softmax over the last axis, the row's maximum subtracted."""
+    e = torch.exp(z - z.detach().amax(-1, keepdim=True))
+    return e / e.sum(-1, keepdim=True)
+
+
+def _renormalised(x: Tensor, w_router: Tensor, *, top_k: int, router: str = "softmax_of_topk") -> tuple[Tensor, Tensor]:
+    """Softmax over all experts, then the chosen ones divided by their sum."""
+    scores, indices = _routed(x, w_router, top_k, router)
+    kept = softmax(scores).gather(-1, indices)
+    return kept / kept.sum(-1, keepdim=True), indices
+
+
+def _through_logarithm(x: Tensor, w_router: Tensor, *, top_k: int, router: str = "softmax_of_topk") -> tuple[Tensor, Tensor]:
+    """exp(z − logsumexp(z))."""
+    scores, indices = _routed(x, w_router, top_k, router)
+    chosen = scores.gather(-1, indices)
+    z = chosen if router == "softmax_of_topk" else scores
+    top = z.detach().amax(-1, keepdim=True)
+    total = top + torch.log(torch.exp(z - top).sum(-1, keepdim=True))
+    return torch.exp(chosen - total), indices
+
+
+def _plain_sigmoid(x: Tensor, w_router: Tensor, *, top_k: int, router: str = "sigmoid") -> tuple[Tensor, Tensor]:
+    """1 / (1 + e^(−z)) as it stands."""
+    scores, indices = _routed(x, w_router, top_k, router)
+    return 1 / (1 + torch.exp(-scores.gather(-1, indices))), indices
+
+
+FORMS: tuple[Form, ...] = (
+    Form("as written", router),
+    Form("softmax over all, renormalised", _renormalised, applies=lambda a: a.get("router", ROUTERS[0]) == ROUTERS[0]),
+    Form("through the logarithm of the sum", _through_logarithm, applies=lambda a: a.get("router") != "sigmoid"),
+    Form("sigmoid as one quotient", _plain_sigmoid, applies=lambda a: a.get("router") == "sigmoid"),
+)
