@@ -26,11 +26,11 @@ def library() -> ModuleType:
 
 
 @lru_cache(maxsize=256)
-def settings(width: int, rope: str = '{"rope_theta": 10000.0}', hidden: int = 1, activation: str = "silu") -> Any:
+def settings(head: int, rope: str = '{"rope_theta": 10000.0}', **others: Any) -> Any:
     """A configuration of one head of this width; `rope`: its rotary parameters as JSON, so that they can be a key."""
     made = late("transformers.models.llama.configuration_llama").LlamaConfig(
-        hidden_size=width, num_attention_heads=1, num_key_value_heads=1, head_dim=width, intermediate_size=hidden,
-        hidden_act=activation, rope_parameters={"rope_type": "default", **json.loads(rope)},
+        head_dim=head, num_attention_heads=1, num_key_value_heads=1, **{"hidden_size": head, **others},
+        rope_parameters={"rope_type": "default", **json.loads(rope)},
     )
     return made
 
@@ -80,7 +80,8 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
 def gated_feed_forward(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, *, activation: str = "silu") -> Tensor:
     """`LlamaMLP`, the activation by the library's own table."""
     name = {"gelu_tanh": "gelu_pytorch_tanh"}.get(activation, activation)
-    module = bare(library().LlamaMLP, settings(x.shape[-1], hidden=w_up.shape[0], activation=name))
+    shape = settings(2, hidden_size=x.shape[-1], intermediate_size=w_up.shape[0], hidden_act=name)
+    module = bare(library().LlamaMLP, shape)
     weights = {"gate_proj.weight": w_gate, "up_proj.weight": w_up, "down_proj.weight": w_down}
     out: Tensor = run(module, weights, x)
     return out

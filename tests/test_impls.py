@@ -1,0 +1,254 @@
+"""The built-in implementations translate the call rightly: each agrees with its kind's reference wherever it claims to.
+
+Rounding is not judged here (that is what `assay check` is for): what is looked for is a wrong axis, option or
+convention, which is off in the first digits. So torch's own closeness is the measure, in float64 where the library
+keeps it, else in float32.
+"""
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay import registry
+from assay.contract.declaration import Declaration
+
+Example = Mapping[str, Any]
+# These turn angles or norms into float32 whatever they are given.
+FLOAT32_INSIDE = ("hf-llama-rms-norm", "hf-llama-rotary", "hf-gpt-neox-rotary", "hf-cohere-rotary", "hf-gptj-rotary",
+                  "rotary-embedding-torch", "hf-llama-eager")
+
+
+class Draw:
+    """Tensors from one generator, in one type."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype, self.generator = dtype, torch.Generator().manual_seed(0)
+
+    def __call__(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator, dtype=torch.float64).to(self.dtype)
+
+    def ids(self, below: int, *shape: int) -> Tensor:
+        return torch.randint(below, shape, generator=self.generator)
+
+    def mask(self, *shape: int) -> Tensor:
+        """One in three is hidden; the first column is not, so that no row is empty."""
+        keep = torch.rand(*shape, generator=self.generator) > 0.3
+        keep[..., 0] = True
+        return keep
+
+
+def attention(d: Draw) -> Iterator[Example]:
+    square: Example = {"q": d(2, 4, 5, 8), "k": d(2, 4, 5, 8), "v": d(2, 4, 5, 8)}
+    long: Example = {"q": d(2, 4, 5, 8), "k": d(2, 2, 9, 8), "v": d(2, 2, 9, 8)}
+    yield from (square, long, {**square, "causal": True}, {**square, "scale": 0.3}, {**long, "causal": True})
+    yield {**long, "mask": d.mask(5, 9)}
+    yield {**long, "mask": d.mask(2, 1, 5, 9), "causal": True}
+    yield {**long, "mask": d.mask(4, 5, 9)}
+    yield {**square, "window": 2}
+    yield {**long, "window": 3, "causal": True}
+    yield {**long, "bias": d(1, 4, 5, 9), "mask": d.mask(2, 4, 5, 9), "causal": True, "scale": 0.5}
+    yield {**long, "softcap": 1.5, "bias": d(4, 5, 9), "causal": True}
+    yield {**long, "v": d(2, 2, 9, 3)}
+    yield {"q": d(1, 1, 1, 1), "k": d(1, 1, 1, 1), "v": d(1, 1, 1, 1)}
+    yield {"q": d(1, 2, 4, 8), "k": d(1, 2, 2, 8), "v": d(1, 2, 2, 8), "causal": True}  # the first two rows see nothing
+    yield {"q": d(1, 4, 1, 8), "k": d(1, 2, 6, 8), "v": d(1, 2, 6, 8), "mask": d.mask(1, 4, 1, 6)}
+
+
+def softmax(d: Draw) -> Iterator[Example]:
+    for dim in (-1, 0, 1):
+        yield {"x": d(3, 4, 5), "dim": dim}
+
+
+def rotary(d: Draw) -> Iterator[Example]:
+    positions = torch.arange(5) + 3
+    yield from ({"x": d(2, 3, 5, width), "positions": positions} for width in (2, 4, 8, 64))
+    yield {"x": d(2, 3, 5, 8), "positions": torch.stack([positions, positions * 7])}
+    yield {"x": d(2, 3, 5, 8), "positions": positions, "base": 500.0}
+    yield {"x": d(2, 3, 5, 8), "positions": positions, "rotary_dim": 4}
+    lists = {"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [1.0, 2.0, 4.0, 8.0]}
+    for scaling in (
+        {"type": "linear", "factor": 4.0}, {"type": "ntk", "factor": 4.0},
+        {"type": "yarn", "factor": 4.0, "original_length": 64, "beta_fast": 32.0, "beta_slow": 1.0},
+        {"type": "yarn", "factor": 4.0, "original_length": 64, "attention_factor": 1.25},
+        {"type": "longrope", "factor": 4.0, "original_length": 64, **lists},
+        {"type": "longrope", "factor": 4.0, "original_length": 4, **lists},
+        {"type": "llama3", "factor": 8.0, "original_length": 64, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    ):
+        yield {"x": d(2, 3, 5, 8), "positions": positions, "scaling": scaling}
+
+
+def norms(d: Draw) -> Iterator[Example]:
+    for shape in ((3, 5), (2, 3, 8), (1, 2, 3, 1)):
+        yield {"x": d(*shape), "weight": d(shape[-1]), "bias": d(shape[-1]), "eps": 1e-5}
+
+
+def rms_norm(d: Draw) -> Iterator[Example]:
+    for example in norms(d):
+        yield {name: value for name, value in example.items() if name != "bias"}
+
+
+def batch_norm(d: Draw) -> Iterator[Example]:
+    for training in (False, True):
+        yield {"x": d(7, 5), "weight": d(5), "bias": d(5), "running_mean": d(5), "running_var": d(5).square() + 0.5,
+               "training": training, "momentum": 0.3, "eps": 1e-5}
+
+
+def feed_forward(d: Draw) -> Iterator[Example]:
+    for activation in ("relu", "gelu", "gelu_tanh", "silu"):
+        weights: Example = {"x": d(2, 3, 5), "w_in": d(7, 5), "w_out": d(5, 7), "activation": activation}
+        yield {**weights, "b_in": d(7), "b_out": d(5)}
+        yield {**weights, "b_in": None, "b_out": None}
+
+
+def gated_feed_forward(d: Draw) -> Iterator[Example]:
+    for activation in ("silu", "relu", "gelu", "gelu_tanh"):
+        yield {"x": d(2, 3, 5), "w_gate": d(7, 5), "w_up": d(7, 5), "w_down": d(5, 7), "activation": activation}
+
+
+def unembedding(d: Draw) -> Iterator[Example]:
+    weights: Example = {"h": d(2, 3, 5), "w_norm": d(5), "w_out": d(7, 5), "eps": 1e-6}
+    yield from (weights, {**weights, "norm": "layer", "b_norm": d(5)}, {**weights, "norm": None})
+
+
+def cross_entropy(d: Draw) -> Iterator[Example]:
+    targets = d.ids(7, 6)
+    targets[2] = -100
+    for reduction in ("mean", "sum", "none"):
+        yield {"logits": d(6, 7), "targets": targets, "reduction": reduction}
+        yield {"logits": d(6, 7), "targets": targets, "reduction": reduction, "label_smoothing": 0.2}
+    yield {"logits": d(6, 7), "targets": d.ids(7, 6), "ignore_index": 3}
+
+
+def logits_filter(d: Draw) -> Iterator[Example]:
+    yield from ({"logits": d(3, 11), **options} for options in (
+        {}, {"temperature": 0.5}, {"top_k": 4}, {"top_p": 0.7}, {"temperature": 1.5, "top_k": 6, "top_p": 0.6}))
+
+
+EXAMPLES = {
+    "attention": attention, "softmax": softmax, "rotary": rotary, "layer_norm": norms, "rms_norm": rms_norm,
+    "batch_norm": batch_norm, "feed_forward": feed_forward, "gated_feed_forward": gated_feed_forward,
+    "unembedding": unembedding, "cross_entropy": cross_entropy, "logits_filter": logits_filter,
+    "embedding": lambda d: iter([{"ids": d.ids(6, 2, 3), "weight": d(6, 5)}, {"ids": d.ids(6, 4), "weight": d(6, 1)}]),
+    "router": lambda d: iter([{"x": d(6, 5), "w_router": d(8, 5), "top_k": k} for k in (1, 2, 8)]),
+    "patchify": lambda d: iter([{"image": d(2, 3, 4, 6), "patch_size": p} for p in (1, 2)]),
+    "preference_loss": lambda d: iter([{"r_chosen": d(5), "r_rejected": d(5)}]),
+}
+# What is random is seen in what it must leave alone: the specification judges the distribution.
+RANDOM = {
+    "dropout": lambda d: {"x": d(40, 50), "p": 0.3, "training": True, "seed": 1},
+    "sampler": lambda d: {"logits": d(7), "seed": 1, "num_samples": 50},
+    "mlm_mask": lambda d: {"ids": d.ids(20, 4, 50), "special": ~d.mask(4, 50), "mask_id": 20, "vocab_size": 21,
+                           "seed": 1},
+}
+
+
+def built_in() -> list[Declaration]:
+    """What this folder is about."""
+    return [made for made in registry.declarations() if made.builtin and made.name != "reference"]
+
+
+def asks_too_much(made: Declaration, example: Example) -> bool:
+    """Whether the example uses an option or feature that the implementation does not claim."""
+    kind_options = set(example) & set(registry.kind_named(made.kind).options)
+    fixed = {name: made.conventions[name] for name in kind_options - made.keywords if name in made.conventions}
+    if any(example[name] != value for name, value in fixed.items()):
+        return True
+    if kind_options - made.keywords - set(fixed):
+        return True
+    if made.kind != "attention":
+        return False
+    wide = example["v"].shape[-1] != example["k"].shape[-1]
+    empty = bool(example.get("causal")) and example["q"].shape[2] > example["k"].shape[2]
+    return (wide and not made.claims("value_width")) or (empty and not made.claims("empty_rows"))
+
+
+def expected(made: Declaration, example: Example) -> Any:
+    """The reference's answer under the conventions that were declared."""
+    formula = getattr(registry.reference(made.kind), made.kind)
+    takes = inspect.signature(formula).parameters
+    return formula(**{**{n: v for n, v in made.conventions.items() if n in takes}, **example})
+
+
+def agree(found: Any, wanted: Any) -> None:
+    """Both hold the same numbers, tensor by tensor; routing is compared expert by expert."""
+    pairs = zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs, equal_nan=True, check_dtype=False)
+
+
+OPTIONS = {made.kind: set(registry.kind_named(made.kind).options) for made in built_in()}
+
+
+@pytest.mark.parametrize("made", [made for made in built_in() if made.kind not in RANDOM],
+                         ids=lambda made: f"{made.kind}/{made.name}")
+def test_it_agrees_with_the_reference(made: Declaration) -> None:
+    dtype = torch.float32 if made.name in FLOAT32_INSIDE else torch.float64
+    assert made.function is not None
+    options, tried = OPTIONS[made.kind], 0
+    for example in EXAMPLES[made.kind](Draw(dtype)):
+        if asks_too_much(made, example):
+            continue
+        try:
+            found = made.function(**{n: example[n] for n in example if n in made.keywords or n not in options})
+        except NotImplementedError:
+            continue
+        agree(found, expected(made, example))
+        tried += 1
+    assert tried >= 1
+
+
+@pytest.mark.parametrize("made", [made for made in built_in() if made.kind in RANDOM],
+                         ids=lambda made: f"{made.kind}/{made.name}")
+def test_its_seed_decides_and_the_global_generator_stays(made: Declaration) -> None:
+    example = RANDOM[made.kind](Draw(torch.float32))
+    before = torch.get_rng_state()
+    assert made.function is not None
+    first, again, other = (made.function(**{**example, "seed": seed}) for seed in (1, 1, 2))
+    agree(first, again)
+    assert torch.equal(before, torch.get_rng_state())
+    pick = first[0] if isinstance(first, tuple) else first
+    assert not torch.equal(pick, other[0] if isinstance(other, tuple) else other)
+
+
+@pytest.mark.parametrize("change", [
+    {"v": torch.zeros(1, 2, 3, 5)}, {"k": torch.zeros(1, 2, 0, 4), "v": torch.zeros(1, 2, 0, 4)},
+    {"q": torch.zeros(1, 2, 4, 3).mT}, {"q": torch.zeros(1, 2, 0, 4)},
+], ids=["value width", "no keys", "last stride", "no queries"])
+def test_flash_refuses_what_the_flash_kernel_does_not_do(change: dict[str, Tensor]) -> None:
+    flash = registry.get("attention", "sdpa-flash")
+    example = {name: torch.zeros(1, 2, 3, 4) for name in "qkv"}
+    flash(**example)
+    with pytest.raises(NotImplementedError, match="flash: "):
+        flash(**{**example, **change})
+
+
+def test_listing_imports_no_optional_library() -> None:
+    code = "import sys; from assay import registry; registry.declarations(); print('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"
+
+
+def test_the_first_call_leaves_the_environment_alone() -> None:
+    """Hugging Face is imported within it: what that import sets is taken back."""
+    code = """
+import os, warnings, torch
+from assay import registry
+make = registry.get("attention", "hf-llama-sdpa")
+before, filters = dict(os.environ), list(warnings.filters)
+make(*(torch.zeros(1, 1, 2, 4) for _ in range(3)))
+print(before == dict(os.environ), filters == warnings.filters)
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHINDUCTOR")}
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert done.stdout == "True True\n"
+
+
+def test_every_kind_with_an_implementation_is_tried() -> None:
+    assert {made.kind for made in built_in()} == set(EXAMPLES) | set(RANDOM)
