@@ -20,8 +20,8 @@ class Property:
     kills: ids of planted faults that must make it fail. rests_on: ids of properties whose failure explains its own.
     needs: features and keywords that the implementation must claim. given: flags and dims fixed in its configurations.
     conventions: only for implementations with these values. dtypes: only these (None: those declared).
-    statistical: share of false alarms of one decision (None: it does not draw). examples: how many to draw instead of the
-    profile's number.
+    statistical: share of false alarms of one decision (None: it does not draw).
+    examples: how many to draw instead of the profile's number.
     """
 
     id: str
@@ -42,7 +42,7 @@ class Property:
     examples: int | None = None
 
     def holds_for(self, conventions: Mapping[str, Any]) -> bool:
-        """Whether it speaks of an implementation with these conventions: a value, or one of several, for each it names."""
+        """Whether it speaks of an implementation with these conventions: each has its value, or one of several."""
         return all(conventions.get(name) in _several(value) for name, value in self.conventions.items())
 
 
@@ -70,9 +70,9 @@ class Specification:
             add(Property(
                 id, self.kind, function, sentence, details, _names(id, "statements", statements),
                 tuple(self._fault(fault) for fault in _names(id, "kills", kills)), self.cases,
-                rests_on=tuple(self._rest(id, other) for other in rests_on), needs=_plain(needs), given=dict(given or {}),
-                gradient=gradient, conventions=dict(conventions or {}), dtypes=None if dtypes is None else _plain(dtypes),
-                statistical=statistical, examples=examples))
+                rests_on=tuple(self._rest(id, other) for other in rests_on), needs=_plain(needs),
+                given=dict(given or {}), gradient=gradient, conventions=dict(conventions or {}),
+                dtypes=None if dtypes is None else _plain(dtypes), statistical=statistical, examples=examples))
             return function
         return register
 
@@ -83,7 +83,8 @@ class Specification:
         if isinstance(other, str):
             return other if "/" in other else f"{self.kind}/{other}"
         if other not in _IDS:
-            raise HarnessError(f"property={id} rests_on={getattr(other, '__name__', other)} must be a property; decorate it first")
+            shown = getattr(other, "__name__", other)
+            raise HarnessError(f"property={id} rests_on={shown} must be a property; decorate it first")
         return _IDS[other]
 
 
@@ -96,7 +97,7 @@ def add(made: Property) -> None:
 
 
 def registered(kind: str | None = None) -> list[Property]:
-    """Properties registered so far, in order of registration (`registry.properties` imports the specification first)."""
+    """Properties registered so far, in order (`registry.properties` imports the specification first)."""
     return [made for made in _PROPERTIES.values() if kind is None or made.kind == kind]
 
 

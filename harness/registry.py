@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -32,14 +32,14 @@ class Collection:
     def __init__(self, *, origin: str = "this process", builtin: bool = False, renew: bool = False) -> None:
         self.origin = origin
         self.builtin = builtin
-        self._renew = renew  # the same function declared again (a cell of a notebook run twice) replaces the earlier one
+        self._renew = renew  # a function declared again (a notebook cell run twice) replaces the earlier one
         self._found: dict[tuple[str, str], Declaration] = {}
 
     def add(self, made: Declaration) -> None:
         """Take a declaration in; a name that is taken is a UsageError."""
         key = (made.kind, made.name)
         if key in self._found and not (self._renew and _where(self._found[key]) == _where(made)):
-            raise UsageError(f"{made.kind} name={made.name!r} is declared twice; give each implementation its own name=")
+            raise UsageError(f"{made.kind} name={made.name!r} is declared twice; give each its own name=")
         self._found[key] = made
 
     def __iter__(self) -> Iterator[Declaration]:
@@ -152,7 +152,9 @@ def forms(kind: str) -> tuple[Form, ...]:
     return tuple(found)
 
 
-def fault(kind: str, *, origin: str = "", summary: str = "", **options: Any) -> Callable[[Implementation], Implementation]:
+def fault(
+    kind: str, *, origin: str = "", summary: str = "", **options: Any,
+) -> Callable[[Implementation], Implementation]:
     """Plant a fault: a function with the kind's signature and one thing wrong; its id is `kind/function_name`."""
     def register(function: Implementation) -> Implementation:
         id, about, made = _planted(kind, function, summary, options, _FAULTS)
@@ -211,8 +213,8 @@ def _planted(kind: str, function: Callable[..., Any], summary: str, options: dic
 def _references() -> tuple[Declaration, ...]:
     """One implementation named `reference` for every kind that has a reference module.
 
-    The module may decorate its function itself; else the function of the kind's name is declared, with the options that the
-    module's DECLARATION holds.
+    The module may decorate its function itself; else the function of the kind's name is declared, with the options that
+    the module's DECLARATION holds.
     """
     found = []
     for name in KINDS:
@@ -242,7 +244,7 @@ def _built_in() -> tuple[Declaration, ...]:
                 importlib.import_module(name)
         except ImportError as error:
             if not needs:
-                raise HarnessError(f"module={name} must import, or name in REQUIRES what it needs; got {error}") from error
+                raise HarnessError(f"module={name} must import, or name what it needs in REQUIRES; {error}") from error
             _UNAVAILABLE.append((name, f"needs {', '.join(needs)}: {error}"))
     return tuple(made for made in _BUILT_IN if made.name != "reference")
 
@@ -256,7 +258,7 @@ def _installed() -> tuple[Declaration, ...]:
         try:
             with collecting(origin=origin) as collection:
                 point.load()
-        except Exception as error:  # a foreign package; whatever it raises must not take the built-in ones with it
+        except Exception as error:  # noqa: BLE001 - a foreign package; whatever it raises must not take the built-in ones with it
             _UNAVAILABLE.append((origin, f"{type(error).__name__}: {error}"))
             continue
         found.extend(collection)
@@ -269,9 +271,10 @@ def _requires(module: str) -> tuple[str, ...]:
     if spec is None or spec.origin is None:
         return ()
     for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        if any(isinstance(target, ast.Name) and target.id == "REQUIRES" for target in targets):
-            value = ast.literal_eval(node.value)  # type: ignore[attr-defined]
+        if not isinstance(node, ast.Assign):
+            continue
+        if any(isinstance(target, ast.Name) and target.id == "REQUIRES" for target in node.targets):
+            value = ast.literal_eval(node.value)
             return (value,) if isinstance(value, str) else tuple(value)
     return ()
 

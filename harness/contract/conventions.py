@@ -20,9 +20,9 @@ class Convention:
 
 
 CONVENTIONS: Final[Mapping[str, Convention]] = {c.name: c for c in (
-    Convention("causal_alignment", ("bottom_right", "top_left"), "which corner the causal mask is aligned with where Tq != Tk"),
+    Convention("causal_alignment", ("bottom_right", "top_left"), "the corner of the causal mask where Tq != Tk"),
     Convention("empty_row", ("zeros", "mean", "nan_row", "refused"), "what a row without any visible key gives"),
-    Convention("nan_behind_mask", ("not_claimed", "ignored"), "whether NaN and infinity at masked keys leave the output alone"),
+    Convention("nan_behind_mask", ("not_claimed", "ignored"), "whether NaN at masked keys stays out of the output"),
     Convention("row_dependence", ("none", "rounding"), "whether last bits of a row may depend on other rows"),
     Convention("positions", ("index", "from_mask"), "whether padded tokens are counted as positions"),
     Convention("alibi_row_shift", ("none", "per_row"), "whether rows of the bias may be shifted by a constant each"),
@@ -43,7 +43,7 @@ CONVENTIONS: Final[Mapping[str, Convention]] = {c.name: c for c in (
 
 _DEFAULT_OF: Final[Mapping[tuple[str, str], str]] = {("softmax", "empty_row"): "nan_row"}
 
-# Arguments that an implementation without them has settled for good, and the values it may name (None: a positive number).
+# Arguments that an implementation without them has settled for good, and the values it may name (None: a number).
 FIXED: Final[Mapping[str, tuple[str, ...] | None]] = {
     "pairing": ("interleaved", "half"),
     "activation": ("relu", "gelu", "gelu_tanh", "silu"),
@@ -66,17 +66,18 @@ def fixable(kind: Kind) -> tuple[str, ...]:
 
 
 def resolve(kind: Kind, named: Mapping[str, Any], keywords: frozenset[str]) -> dict[str, Any]:
-    """All conventions of the kind with a value each, and the fixed choice of every fixable argument the signature lacks."""
+    """All conventions with a value each, and the fixed choice of every fixable argument that the signature lacks."""
     resolved: dict[str, Any] = dict(defaults(kind))
     for name, value in named.items():
-        resolved[_known(kind, name)] = _value(kind, name, value)
+        known = _known(kind, name)
+        resolved[known] = _value(kind, known, value)
     for name in fixable(kind):
         if name in keywords or name in resolved:
             continue
         if kind.options[name] is REQUIRED:
             example = "1e-5" if FIXED[name] is None else repr((FIXED[name] or ("",))[0])
-            raise UsageError(f"{name} is missing from the signature and {kind.name} has no default for it; accept it, or name "
-                             f"the one fixed choice: conventions={{{name!r}: {example}}}")
+            raise UsageError(f"{name} is missing from the signature and {kind.name} has no default for it; accept it, "
+                             f"or name the one fixed choice: conventions={{{name!r}: {example}}}")
         resolved[name] = kind.options[name]
     return resolved
 
@@ -95,7 +96,7 @@ def _value(kind: Kind, name: str, value: object) -> Any:
     if values is None:
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf:
             return float(value)
-        raise UsageError(f"conventions[{name!r}] must be a positive number, got {quoted(value)}; write it as in {name}=1e-5")
+        raise UsageError(f"conventions[{name!r}] must be a positive number, got {quoted(value)}")
     if isinstance(value, str) and value in values:
         return str(value)
     raise UsageError(unknown(f"conventions[{name!r}]", value, values))

@@ -24,7 +24,7 @@ _RESTS_ON = {"two_sided_window": "window", "left_padding": "padding", "chunks": 
 
 @dataclass(frozen=True)
 class Declaration:
-    """One implementation of one kind: its claims, limits, conventions and arithmetic. JSON but for `function` and `cost`."""
+    """One implementation of one kind: claims, limits, conventions, arithmetic. JSON but for `function` and `cost`."""
 
     kind: str
     name: str
@@ -83,7 +83,7 @@ class Declaration:
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """Arguments of the kind that the signature lacks and for which it has one fixed choice: what the formula is given."""
+        """Arguments that the signature lacks and for which there is one fixed choice: what the formula is given."""
         return {name: self.conventions[name] for name in conventions.FIXED
                 if name in self.conventions and name not in self.keywords}
 
@@ -120,7 +120,8 @@ class Declaration:
 def declare(
     kind: str, function: Callable[..., Any], *, name: Any = None, dtypes: Any = DEFAULT_DTYPES, devices: Any = None,
     grad: Any = True, lacks: Any = (), offers: Any = (), limits: Any = None, arithmetic: Any = None, cost: Any = None,
-    version: Any = "", url: Any = "", conventions: Any = None, origin: str = "built in", builtin: bool = False, **other: Any,
+    version: Any = "", url: Any = "", conventions: Any = None, origin: str = "built in", builtin: bool = False,
+    **other: Any,
 ) -> Declaration:
     """Validate everything that was declared; whatever is wrong is a UsageError of one line that says what to write."""
     made = kind_named(kind)
@@ -137,7 +138,8 @@ def declare(
         raise UsageError(f"{made.name} {known!r}: {error}") from None
 
 
-_OPTIONS = ("name", "dtypes", "devices", "grad", "lacks", "offers", "limits", "arithmetic", "cost", "version", "url", "conventions")
+_OPTIONS = ("name", "dtypes", "devices", "grad", "lacks", "offers", "limits", "arithmetic", "cost", "version", "url",
+            "conventions")
 
 
 def _declare(made: Kind, function: Callable[..., Any], name: str, raw: Mapping[str, Any], origin: str,
@@ -147,13 +149,15 @@ def _declare(made: Kind, function: Callable[..., Any], name: str, raw: Mapping[s
     named = dict(checks.mapping("conventions", raw["conventions"]))
     bounds = limits.read(made, checks.mapping("limits", raw["limits"]))
     for option in conventions.fixable(made):
-        if option not in named and option not in shape.keywords and (only := limits.single(bounds.get(option))) is not None:
+        only = limits.single(bounds.get(option))
+        if only is not None and option not in named and option not in shape.keywords:
             named[option] = only  # a limit of one value is a fixed choice too
     resolved = conventions.resolve(made, named, shape.keywords)
     for option in set(named).intersection(shape.keywords, conventions.fixable(made)):
-        bounds[option] = frozenset({resolved[option]})  # named though the signature takes it: that value alone is claimed
+        bounds[option] = frozenset({resolved[option]})  # named though it is taken: that value alone
     return Declaration(
-        kind=made.name, name=name, function=function, dtypes=checks.dtypes(raw["dtypes"]), devices=checks.devices(raw["devices"]),
+        kind=made.name, name=name, function=function,
+        dtypes=checks.dtypes(raw["dtypes"]), devices=checks.devices(raw["devices"]),
         grad=checks.flag("grad", raw["grad"]), lacks=checks.members("lacks", raw["lacks"], FEATURES),
         offers=checks.members("offers", raw["offers"], OFFERS), limits=bounds,
         arithmetic=Arithmetic.declared(checks.mapping("arithmetic", raw["arithmetic"])), conventions=resolved,

@@ -19,9 +19,9 @@ class _Required:
 REQUIRED: Final = _Required()
 
 FEATURES: Final[tuple[str, ...]] = (
-    "mask", "bias", "causal", "window", "two_sided_window", "negative_positions", "scale", "softcap", "gqa", "empty_rows",
-    "value_width", "cross_lengths", "gradients", "half_precision", "strided", "padding", "left_padding", "cache", "chunks",
-    "beams", "empty", "long_positions",
+    "mask", "bias", "causal", "window", "two_sided_window", "negative_positions", "scale", "softcap", "gqa",
+    "empty_rows", "value_width", "cross_lengths", "gradients", "half_precision", "strided", "padding", "left_padding",
+    "cache", "chunks", "beams", "empty", "long_positions",
 )
 OFFERS: Final[tuple[str, ...]] = ("two_sided_window", "negative_positions")
 
@@ -33,9 +33,10 @@ class Kind:
     """One component with one fixed call.
 
     arguments: required, in order. options: keyword-only, name -> default (`REQUIRED` where there is none).
-    differentiable: arguments whose gradients are asked for: the data, and weights. features: those of FEATURES that make sense.
-    conventions: names of the conventions that bear on it. outputs: names, in order.
-    widenable: outputs that may come back in float32 for half-precision input. may_alias: results may share memory with inputs.
+    differentiable: arguments whose gradients are asked for: the data, and weights.
+    features: those of FEATURES that make sense. conventions: names of those that bear on it. outputs: names, in order.
+    widenable: outputs that may come back in float32 for half-precision input.
+    may_alias: results may share memory with inputs.
     factory: the declared callable makes the object that is tested.
     """
 
@@ -72,14 +73,14 @@ _KEYS = f"causal_alignment empty_row nan_behind_mask {_ROWS}"
 _LOSS = f"smoothing all_ignored {_ROWS}"
 _EXPERTS = f"router capacity {_ROWS}"
 _LAYER: Mapping[str, Any] = {
-    "num_heads": REQUIRED, "num_kv_heads": None, "placement": "pre", "norm": "rms", "ffn": "swiglu", "activation": "silu",
-    "positions": None, "dropout": 0.0, "training": False, "seed": 0, "eps": 1e-6, "top_k": None,
+    "num_heads": REQUIRED, "num_kv_heads": None, "placement": "pre", "norm": "rms", "ffn": "swiglu",
+    "activation": "silu", "positions": None, "dropout": 0.0, "training": False, "seed": 0, "eps": 1e-6, "top_k": None,
 }
 
 
-def _kind(name: str, summary: str, arguments: str, options: Mapping[str, Any] | None = None, *, wrt: str = "", features: str = "",
-          conventions: str = _ROWS, outputs: str = "out", widenable: str = "", may_alias: bool = False,
-          factory: bool = False) -> Kind:
+def _kind(name: str, summary: str, arguments: str, options: Mapping[str, Any] | None = None, *, wrt: str = "",
+          features: str = "", conventions: str = _ROWS, outputs: str = "out", widenable: str = "",
+          may_alias: bool = False, factory: bool = False) -> Kind:
     """Spell a kind with names separated by spaces; gradients and the features of every kind are added."""
     asked = frozenset(features.split()) | _EVERYWHERE | ({"gradients"} if wrt else frozenset())
     return Kind(name, summary, tuple(arguments.split()), dict(options or {}), tuple(wrt.split()), asked,
@@ -91,9 +92,10 @@ def _attention_kinds() -> list[Kind]:
         _kind("softmax", "Softmax along one axis.", "x", {"dim": -1}, wrt="x", features="empty_rows",
               conventions=f"empty_row {_ROWS}"),
         _kind("attention", "Scaled dot-product attention.", "q k v",
-              {"mask": None, "bias": None, "causal": False, "window": None, "scale": None, "softcap": None}, wrt="q k v",
-              features="mask bias causal window two_sided_window scale softcap gqa empty_rows value_width cross_lengths padding",
-              conventions=_KEYS),
+              {"mask": None, "bias": None, "causal": False, "window": None, "scale": None, "softcap": None},
+              wrt="q k v", conventions=_KEYS,
+              features="mask bias causal window two_sided_window scale softcap gqa empty_rows value_width "
+                       "cross_lengths padding"),
         _kind("blockwise_attention", "Attention tile by tile, with the logarithm of the sums.", "q k v",
               {"block_q": REQUIRED, "block_k": REQUIRED, "causal": False, "mask": None, "scale": None}, wrt="q k v",
               features="mask causal scale gqa empty_rows value_width cross_lengths padding", conventions=_KEYS,
@@ -102,9 +104,9 @@ def _attention_kinds() -> list[Kind]:
               "q k_cache v_cache block_table lengths", {"scale": None}, features="scale gqa empty_rows",
               conventions=f"empty_row nan_behind_mask {_ROWS}"),
         _kind("multi_head_attention", "Projections, heads, attention, output projection.", "x w_q w_k w_v w_o",
-              {"num_heads": REQUIRED, "num_kv_heads": None, "context": None, "values": None, "key_mask": None, "mask": None,
-               "causal": False, "window": None, "b_q": None, "b_k": None, "b_v": None, "b_o": None, "w_gate": None,
-               "positions": None, "base": 10000.0},
+              {"num_heads": REQUIRED, "num_kv_heads": None, "context": None, "values": None, "key_mask": None,
+               "mask": None, "causal": False, "window": None, "b_q": None, "b_k": None, "b_v": None, "b_o": None,
+               "w_gate": None, "positions": None, "base": 10000.0},
               wrt="x w_q w_k w_v w_o w_gate context",
               features="mask causal window two_sided_window gqa empty_rows cross_lengths padding long_positions "
                        "negative_positions", conventions=_KEYS),
@@ -137,7 +139,8 @@ def _layer_kinds() -> list[Kind]:
               {"activation": REQUIRED}, wrt="x w_in b_in w_out b_out"),
         _kind("gated_feed_forward", "Gated feed-forward (GLU).", "x w_gate w_up w_down", {"activation": "silu"},
               wrt="x w_gate w_up w_down"),
-        _kind("dropout", "Dropout.", "x", {"p": REQUIRED, "training": REQUIRED, "seed": REQUIRED}, wrt="x", may_alias=True),
+        _kind("dropout", "Dropout.", "x", {"p": REQUIRED, "training": REQUIRED, "seed": REQUIRED}, wrt="x",
+              may_alias=True),
         _kind("router", "Choice and weights of experts per token.", "x w_router", {"top_k": REQUIRED}, wrt="x w_router",
               conventions=f"router {_ROWS}", outputs="weights indices", widenable="weights"),
         _kind("moe", "Mixture of experts.", "x w_router w_gate w_up w_down", {"top_k": REQUIRED, "shared": None},
@@ -154,7 +157,8 @@ def _layer_kinds() -> list[Kind]:
 
 def _decoding_kinds() -> list[Kind]:
     return [
-        _kind("logits_filter", "Temperature, top-k and top-p.", "logits", {"temperature": 1.0, "top_k": None, "top_p": None},
+        _kind("logits_filter", "Temperature, top-k and top-p.", "logits",
+              {"temperature": 1.0, "top_k": None, "top_p": None},
               conventions=f"topk_ties topp_boundary temperature_zero {_ROWS}", outputs="logits"),
         _kind("sampler", "Token ids drawn from logits.", "logits", {"seed": REQUIRED, "num_samples": REQUIRED},
               outputs="ids"),
@@ -197,8 +201,8 @@ def _model_kinds() -> list[Kind]:
         _kind("causal_lm", "A causal language model, made by a factory.", "", {"seed": REQUIRED},
               features="gradients mask padding left_padding cache chunks beams", conventions=f"positions {_EXPERTS}",
               outputs="logits", factory=True),
-        _kind("tokenizer", "Text to ids and back, made by a factory.", "", features="padding left_padding", conventions="",
-              outputs="object", factory=True),
+        _kind("tokenizer", "Text to ids and back, made by a factory.", "", features="padding left_padding",
+              conventions="", outputs="object", factory=True),
     ]
 
 
@@ -217,7 +221,7 @@ def kind(name: str) -> Kind:
 
 
 def quoted(value: object) -> str:
-    """A value for a message: one line, escaped, at most 80 characters; other types are named, for their `repr` is foreign code."""
+    """A value for a message: one line, escaped, cut at 80; other types are named, their `repr` is foreign."""
     if type(value) is int and value.bit_length() > 256:  # Python refuses to convert very long ones
         return "a very large int"
     shown = ascii(value) if type(value) in (str, bytes, int, float, bool, type(None)) else f"a {_type_name(value)}"

@@ -37,18 +37,18 @@ def load(target: str | Callable[..., Any], kind: str | None = None) -> list[Decl
     if target.startswith("hf:"):
         raise UsageError(f"target={quoted(target)} is not supported by this version; give {_WAYS}")
     head, _, tail = target.rpartition(":")
+    if head.endswith(".py") and not os.path.exists(target):
+        return _from_file(head, tail, kind)
     if _is_path(target):
         return _from_file(target, None, kind)
-    if head and _is_path(head):
-        return _from_file(head, tail, kind)
     if head and tail and _IMPORT_PATH.fullmatch(head) and _IMPORT_PATH.fullmatch(tail):
         return [_from_module(head, tail, kind)]
     return _built_in(target, kind)
 
 
 def _is_path(text: str) -> bool:
-    """Whether the text means a file: it looks like one, or there is one."""
-    return text.endswith(".py") or "/" in text or os.sep in text or os.path.exists(text)
+    """Whether the text means a file: it looks like one, or there is one (a folder `reference` is no file)."""
+    return text.endswith(".py") or "/" in text or os.sep in text or os.path.isfile(text)
 
 
 def _built_in(name: str, kind: str | None) -> list[Declaration]:
@@ -80,11 +80,12 @@ def _of_kind(found: list[Declaration], kind: str | None, shown: str) -> list[Dec
     """Those of the kind; none at all is a mistake to be told."""
     asked = [made for made in found if kind in (None, made.kind)]
     if found and not asked:
-        raise UsageError(f"{shown} declares nothing of kind {kind}, only {', '.join(sorted({made.kind for made in found}))}")
+        others = ", ".join(sorted({made.kind for made in found}))
+        raise UsageError(f"{shown} declares nothing of kind {kind}, only of {others}")
     if not asked:
         example = kind or "attention"
-        raise UsageError(f"{shown} declares nothing; put @assay.implements({example!r}, name=...) on a function, or name one: "
-                         f"{shown}:FUNCTION --kind {example}")
+        raise UsageError(f"{shown} declares nothing; put @assay.implements({example!r}, name=...) on a function, "
+                         f"or name one: {shown}:FUNCTION --kind {example}")
     return asked
 
 
@@ -99,8 +100,8 @@ def _of_object(target: Any, kind: str | None, name: str, declared: list[Declarat
         listed = ", ".join(f"{made.kind} {made.name!r}" for made in own)
         raise UsageError(f"{where}{quoted(name)} is declared {len(own)} times ({listed}); name one of them")
     if kind is None:
-        raise UsageError(f"{where}{quoted(name)} is not declared; say what it is with --kind (kind=), or decorate it with "
-                         "@assay.implements(KIND)")
+        raise UsageError(f"{where}{quoted(name)} is not declared; say what it is with --kind (kind=), or decorate it "
+                         "with @assay.implements(KIND)")
     try:
         return declare(kind, target, name=name, origin=origin)
     except UsageError as error:
@@ -112,7 +113,7 @@ def _from_module(head: str, tail: str, kind: str | None) -> Declaration:
     with registry.collecting(origin=f"{head}:{tail}") as collection, _importable(Path.cwd()):
         try:
             found: Any = importlib.import_module(head)
-        except BaseException as error:  # foreign code runs here; whatever it raises, it is the target that cannot be loaded
+        except BaseException as error:  # noqa: BLE001 - foreign code; whatever it raises, it cannot be loaded
             _refuse(error, head, None)
     for part in tail.split("."):
         if not hasattr(found, part):
@@ -136,7 +137,8 @@ def _existing(text: str) -> Path:
 def _execute(path: Path, shown: str) -> tuple[ModuleType, list[Declaration]]:
     """Run a file as a module of its own and give what it declared."""
     code = _compile(path, shown)
-    name = f"assay_user_{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}"
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
+    name = f"assay_user_{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}_{digest}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None:
         raise UsageError(f"{shown} must be a Python file (.py)")
@@ -144,7 +146,7 @@ def _execute(path: Path, shown: str) -> tuple[ModuleType, list[Declaration]]:
     with registry.collecting(origin=str(path)) as collection, _importable(path.parent):
         try:
             exec(code, module.__dict__)  # the user's file, which they asked to run
-        except BaseException as error:  # foreign code: SystemExit and KeyboardInterrupt too are what the file did
+        except BaseException as error:  # noqa: BLE001 - foreign code; SystemExit is what the file did
             sys.modules.pop(name, None)
             _refuse(error, shown, path)
     return module, list(collection)
@@ -157,7 +159,7 @@ def _compile(path: Path, shown: str) -> CodeType:
         raise UsageError(f"{shown} cannot be read: {error.strerror}") from None
     except SyntaxError as error:
         raise UsageError(f"{shown}:{error.lineno or 1} does not parse: {printable(error.msg)}") from None
-    except (ValueError, RecursionError, MemoryError, OverflowError) as error:  # null bytes; nesting beyond the parser
+    except (ValueError, RecursionError, MemoryError, OverflowError) as error:  # null bytes, nesting
         raise UsageError(f"{shown} does not parse: {printable(str(error)) or type(error).__name__}") from None
 
 
@@ -193,7 +195,7 @@ def _refuse(error: BaseException, shown: str, path: Path | None) -> NoReturn:
 def _message(error: BaseException) -> str:
     try:
         return printable(str(error))
-    except Exception:  # a foreign `__str__` may raise anything; then there is no message to show
+    except Exception:  # noqa: BLE001 - a foreign `__str__` may raise anything; then there is no message
         return ""
 
 
