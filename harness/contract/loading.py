@@ -165,7 +165,7 @@ def _compile(path: Path, shown: str) -> CodeType:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """The folder first on the import path, as for a script; afterwards last, for imports that functions make when called.
+    """The folder first on the import path, as for a script; afterwards last, for imports that functions make late.
 
     Last, so that a `random.py` beside the user's file shadows nothing that the harness imports later.
     """
