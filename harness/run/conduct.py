@@ -136,12 +136,12 @@ TRAITS: Mapping[str, Trait] = {
 }
 
 
-def _contents() -> list[Any]:
+def _contents() -> list[list[Any]]:
     """Every value of the watched namespaces, in order: comparing such lists compares identities first, so it is cheap."""
-    return [value for space in _NAMESPACES.values() for value in vars(space).values()]
+    return [list(vars(space).values()) for space in _NAMESPACES.values()]
 
 
-def _unchanged(before: list[Any], after: list[Any]) -> bool:
+def _unchanged(before: list[list[Any]], after: list[list[Any]]) -> bool:
     """Whether both hold the same objects; an object that only claims to be equal is as good as the same."""
     try:
         return before == after
@@ -156,7 +156,7 @@ class Conduct:
     """
 
     def __init__(self) -> None:
-        self._contents: list[Any] = []
+        self._contents: list[list[Any]] = []
         self._spaces: dict[str, dict[str, Any]] = {}
         self.renew()
 

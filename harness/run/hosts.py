@@ -28,10 +28,12 @@ from assay.run import wire
 from assay.run.hosting_types import Answer, Call
 from assay.run.instances import Instances
 from assay.run.perform import clean
+from assay.run.zygote import FOR_HOSTS
 
 TAIL = 4096
 START_PATIENCE = 60.0  # for the zygote to import torch and fork: ours, not the implementation's time
 END_PATIENCE = 0.5  # between a closed connection and the end of the process that had it
+FOR_JUDGES = ("hypothesis", "assay.run.judging")
 _NO_MEMORY = re.compile(r"bad_alloc|MemoryError|Cannot allocate memory|can't allocate memory")
 
 
@@ -56,15 +58,15 @@ class LocalHost:
 class Zygote:
     """The zygote process of a run. Starts at once and in the background; a context manager; `address` is what hosts need."""
 
-    def __init__(self) -> None:
+    def __init__(self, preload: Sequence[str] = FOR_HOSTS + FOR_JUDGES) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="assay-", dir=_short_folder(), ignore_cleanup_errors=True)
         self.address = os.path.join(self._folder.name, "zygote")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(self.address)
             listener.listen(128)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "assay.run.zygote", self.address, str(listener.fileno())], stdin=subprocess.PIPE,
-                stdout=2, pass_fds=(listener.fileno(),), start_new_session=True,
+                [sys.executable, "-m", "assay.run.zygote", self.address, str(listener.fileno()), *preload],
+                stdin=subprocess.PIPE, stdout=2, pass_fds=(listener.fileno(),), start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"})
 
     @property
@@ -154,7 +156,10 @@ def _read_line(connection: socket.socket) -> dict[str, Any]:
     """One JSON line, a byte at a time where frames follow it on the same connection."""
     line = bytearray()
     while not line.endswith(b"\n"):
-        byte = connection.recv(1)
+        try:
+            byte = connection.recv(1)
+        except OSError as error:
+            raise HarnessError(f"the zygote does not answer: {error}") from error
         if not byte:
             raise HarnessError("the zygote ended in the middle of an answer")
         line += byte

@@ -6,7 +6,8 @@ import math
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from typing import Any
 
 import torch
@@ -18,8 +19,15 @@ PREFIX = struct.Struct("<4sQQ")  # mark, bytes of the header, bytes of the body
 MARK = b"asy1"
 MAX_HEADER = 64 * 2**20
 ALIGNMENT = 64
-_RECORDS = {record.__name__: record for record in (Answer, Call, Handle, OutputFacts, Recipe, Refusal)}
+_RECORDS: Mapping[str, Any] = {record.__name__: record for record in (Answer, Call, Handle, OutputFacts, Recipe, Refusal)}
+_DEFAULTS = {
+    record: {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(record)}
+    for record in _RECORDS.values()
+}
+_SCALARS = frozenset({bool, int, float, str})
+_ZEROS = memoryview(bytes(ALIGNMENT))
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+_NAMES = {value: str(value).removeprefix("torch.") for value in _DTYPES.values()}
 
 
 class ClosedError(ConnectionError):
@@ -36,14 +44,15 @@ def garbled(why: str) -> HostCrashedError:
 def send(channel: socket.socket, value: Any, deadline: float | None = None) -> None:
     """Send one value: tensors, plain JSON values, dicts, lists, tuples and the records of `hosting_types`."""
     tensors: list[torch.Tensor] = []
-    header = json.dumps(_encode(value, tensors), separators=(",", ":")).encode()
-    chunks: list[memoryview] = []
-    size = 0
+    tree = _encode(value, tensors)
+    table, chunks, size = [], [], 0
     for tensor in tensors:
-        data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-        padding = -len(data) % ALIGNMENT
-        chunks += [data, memoryview(bytes(padding))] if padding else [data]
-        size += len(data) + padding
+        table.append([_NAMES[tensor.dtype], list(tensor.shape)])
+        if count := tensor.numel() * tensor.element_size():
+            padding = -count % ALIGNMENT
+            chunks += [memoryview(tensor.reshape(-1).view(torch.uint8).numpy()), _ZEROS[:padding]]  # type: ignore[arg-type]
+            size += count + padding
+    header = json.dumps([table, tree], separators=(",", ":")).encode()
     first = memoryview(PREFIX.pack(MARK, len(header), size) + header)
     _send_all(channel, [first, *(chunk for chunk in chunks if len(chunk))], deadline)
 
@@ -71,25 +80,40 @@ def _wait(channel: socket.socket, deadline: float | None) -> None:
 
 def _encode(value: Any, tensors: list[torch.Tensor]) -> Any:
     """JSON for the value; what JSON lacks is an object with one key that starts with "$"."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    kind = type(value)
+    if value is None or kind in _SCALARS:
         return value
-    if isinstance(value, torch.Tensor):
-        plain = value.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
-        tensors.append(plain)
-        return {"$tensor": [str(plain.dtype).removeprefix("torch."), list(plain.shape)]}
-    if isinstance(value, list):
-        return [_encode(item, tensors) for item in value]
-    if isinstance(value, tuple):
+    if kind is tuple:
         return {"$tuple": [_encode(item, tensors) for item in value]}
-    if type(value).__name__ in _RECORDS:
-        return {"$" + type(value).__name__: [_encode(item, tensors) for item in vars(value).values()]}
+    if kind is list:
+        return [_encode(item, tensors) for item in value]
+    if isinstance(value, torch.Tensor):
+        plain = value.detach()
+        if plain.device.type != "cpu" or plain.is_conj() or plain.is_neg() or not plain.is_contiguous():
+            plain = plain.to("cpu").resolve_conj().resolve_neg().contiguous()
+        tensors.append(plain)
+        return {"$tensor": len(tensors) - 1}
+    if kind in _DEFAULTS:
+        return {"$" + kind.__name__: _encode_record(value, tensors)}
     return _encode_mapping(dict(value), tensors)
 
 
+def _encode_record(record: Any, tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """The fields that differ from their defaults: most of a call or an answer is as usual, and so costs nothing."""
+    defaults = _DEFAULTS[type(record)]
+    told = {}
+    for name, value in vars(record).items():
+        default = defaults[name]
+        if value is not default and (value or default or type(value) is not type(default)):
+            told[name] = _encode(value, tensors)
+    return told
+
+
 def _encode_mapping(value: dict[Any, Any], tensors: list[torch.Tensor]) -> Any:
-    if all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return {key: _encode(item, tensors) for key, item in value.items()}
-    return {"$dict": [[_encode(key, tensors), _encode(item, tensors)] for key, item in value.items()]}
+    for key in value:
+        if type(key) is not str or key[:1] == "$":
+            return {"$dict": [[_encode(name, tensors), _encode(item, tensors)] for name, item in value.items()]}
+    return {key: _encode(item, tensors) for key, item in value.items()}
 
 
 # -- receiving
@@ -99,18 +123,18 @@ def receive(channel: socket.socket, deadline: float | None = None) -> Any:
     mark, header_size, body_size = PREFIX.unpack(_read(channel, PREFIX.size, deadline))
     if mark != MARK or header_size > MAX_HEADER:
         raise garbled("no header where one belongs, or one above 64 MB")
-    header = bytes(_read(channel, header_size, deadline))
+    header = _read(channel, header_size, deadline)
     try:
-        tree = json.loads(header)
-        sizes = list(_sizes(tree))
+        table, tree = json.loads(header)
+        size = sum(_padded_size(dtype, shape) for dtype, shape in table)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise garbled(f"unreadable header ({type(error).__name__})") from None
-    if sum(sizes) != body_size:
-        raise garbled(f"{body_size} bytes of tensors where the header describes {sum(sizes)}")
-    reader = _Body(_read(channel, body_size, deadline))
+    if size != body_size:
+        raise garbled(f"{body_size} bytes of tensors where the header describes {size}")
+    body = _read(channel, body_size, deadline)
     try:
-        return _decode(tree, reader.next)
-    except (ValueError, TypeError, KeyError, RuntimeError, RecursionError) as error:
+        return _decode(tree, _tensors(table, body))
+    except (ValueError, TypeError, KeyError, IndexError, RuntimeError, RecursionError) as error:
         raise garbled(f"unreadable value ({type(error).__name__})") from None
 
 
@@ -129,52 +153,41 @@ def _read(channel: socket.socket, size: int, deadline: float | None) -> bytearra
     return buffer
 
 
-def _sizes(tree: Any) -> Any:
-    """Padded bytes of each tensor, in the order in which they were sent."""
-    if isinstance(tree, list):
-        for item in tree:
-            yield from _sizes(item)
-    elif isinstance(tree, dict):
-        if "$tensor" in tree:
-            dtype, shape = tree["$tensor"]
-            if not all(isinstance(n, int) and n >= 0 for n in shape):
-                raise ValueError("negative size")
-            size = math.prod(shape) * _DTYPES[dtype].itemsize
-            yield size + -size % ALIGNMENT
+def _padded_size(dtype: str, shape: list[int]) -> int:
+    for n in shape:
+        if type(n) is not int or n < 0:
+            raise ValueError("negative size")
+    size = math.prod(shape) * _DTYPES[dtype].itemsize
+    return size + -size % ALIGNMENT
+
+
+def _tensors(table: list[Any], body: bytearray) -> list[torch.Tensor]:
+    """The tensors of a frame, in its body's own memory."""
+    tensors, position = [], 0
+    for name, shape in table:
+        dtype, count = _DTYPES[name], math.prod(shape)
+        if count:
+            tensors.append(torch.frombuffer(body, dtype=dtype, count=count, offset=position).view(shape))
         else:
-            for item in tree.values():
-                yield from _sizes(item)
+            tensors.append(torch.empty(shape, dtype=dtype))
+        position += _padded_size(name, shape)
+    return tensors
 
 
-class _Body:
-    """Hands out the tensors of a frame's body in order, without copying."""
-
-    def __init__(self, data: bytearray) -> None:
-        self._data, self._position = data, 0
-
-    def next(self, dtype: str, shape: list[int]) -> torch.Tensor:
-        kind, count = _DTYPES[dtype], math.prod(shape)
-        if not count:
-            return torch.empty(shape, dtype=kind)
-        tensor = torch.frombuffer(self._data, dtype=kind, count=count, offset=self._position).view(shape)
-        size = count * kind.itemsize
-        self._position += size + -size % ALIGNMENT
-        return tensor
-
-
-def _decode(tree: Any, tensor: Callable[[str, list[int]], torch.Tensor]) -> Any:
-    if isinstance(tree, list):
-        return [_decode(item, tensor) for item in tree]
-    if not isinstance(tree, dict):
+def _decode(tree: Any, tensors: list[torch.Tensor]) -> Any:
+    kind = type(tree)
+    if kind is list:
+        return [_decode(item, tensors) for item in tree]
+    if kind is not dict:
         return tree
     if len(tree) == 1:
         (key, content), = tree.items()
         if key == "$tensor":
-            return tensor(*content)
+            return tensors[content]
         if key == "$tuple":
-            return tuple(_decode(item, tensor) for item in content)
+            return tuple([_decode(item, tensors) for item in content])
         if key == "$dict":
-            return {_decode(name, tensor): _decode(item, tensor) for name, item in content}
+            return {_decode(name, tensors): _decode(item, tensors) for name, item in content}
         if key[:1] == "$":
-            return _RECORDS[key[1:]](*(_decode(item, tensor) for item in content))
-    return {name: _decode(item, tensor) for name, item in tree.items()}
+            return _RECORDS[key[1:]](**{name: _decode(item, tensors) for name, item in content.items()})
+    return {name: _decode(item, tensors) for name, item in tree.items()}

@@ -1,7 +1,7 @@
 """The zygote: a clean process with torch and assay loaded, which forks judges and hosts on request and never runs user code.
 
-Started as `python -m assay.run.zygote PATH DESCRIPTOR`, the descriptor being a Unix socket that listens at PATH. Requests are
-JSON lines on it. {"role": "host", "target", "kind", "memory"} and {"role": "judge", ...} fork a child
+Started as `python -m assay.run.zygote PATH DESCRIPTOR MODULE…`, the descriptor being a Unix socket that listens at PATH, the
+modules what to import before the first fork. Requests are JSON lines. {"role": "host", "target", "kind", "memory"} and {"role": "judge", ...} fork a child
 that takes the connection over (its first line is {"pid": n}); {"role": "status", "pid"} and {"role": "kill", "pid"} are answered
 with {"status": wait status or null, "output": the last that it printed}. It ends when its standard input closes, which is when
 its parent is gone, and takes all its children along.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
-import importlib.util
 import json
 import os
 import selectors
@@ -25,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-PRELOAD = (
-    "torch", "torch._dispatch.python", "numpy", "hypothesis", "assay", "assay.contract.loading", "assay.run.host_process",
-    "assay.run.judging", "assay.registry",
+FOR_HOSTS = (
+    "torch", "numpy", "assay.registry", "assay.contract.loading", "assay.run.host_process",
+    "torch.fx.experimental.symbolic_shapes",  # what the first backward of a process imports: half a second
 )
 OUTPUT_KEPT = 8192
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
@@ -237,32 +236,24 @@ def _read_line(connection: socket.socket) -> bytes:
     return bytes(line)
 
 
-def preload() -> None:
+def preload(names: tuple[str, ...]) -> None:
     """Import once what every child needs, and keep the garbage collector from touching (and so copying) its pages."""
-    for name in PRELOAD:
-        if _exists(name):
-            importlib.import_module(name)
-    torch = sys.modules["torch"]
+    for name in names:
+        importlib.import_module(name)
+    torch = importlib.import_module("torch")
     torch.set_num_threads(1)  # no thread may exist when we fork
     gc.collect()
     gc.freeze()
 
 
-def _exists(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-def main(path: str, descriptor: int) -> None:
+def main(path: str, descriptor: int, names: tuple[str, ...]) -> None:
     """Serve a socket that the parent already listens on, so that requests queue while torch is being imported."""
     listener = socket.socket(fileno=descriptor)
     _LIBC.prctl(_SET_CHILD_SUBREAPER, 1)
     loop = Loop(path, listener)
-    preload()
+    preload(names)
     loop.run()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), tuple(sys.argv[3:]))

@@ -1,0 +1,240 @@
+"""What an implementation does to its own process ends there."""
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from assay.errors import HostCrashedError, HostError, HostTimeoutError, NotClaimedError, UsageError
+from assay.run.hosting_types import Answer, Call
+from assay.run.hosts import RemoteHost, Zygote
+
+KERNELS = str(Path(__file__).with_name("hostile_kernels.py"))
+
+
+@pytest.fixture
+def host(zygote: Zygote) -> Iterator[RemoteHost]:
+    made = RemoteHost(zygote.address, KERNELS, timeout=30)
+    yield made
+    made.close()
+
+
+def _call(name: str, x: torch.Tensor, **more: object) -> Call:
+    return Call("softmax", name, {"x": x, "dim": -1}, **more)  # type: ignore[arg-type]
+
+
+def _gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def _soon(condition: Callable[[], bool]) -> bool:
+    """Whether it comes true; gives up after a while, so that a failing test ends."""
+    for _ in range(1000):
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def _left_behind() -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"assay-left-behind" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def test_answers_are_those_of_a_direct_call(host: RemoteHost, x: torch.Tensor) -> None:
+    answer = host.call(_call("good", x, wrt=("x",), upstream=(torch.ones(4, 8),)))
+    leaf = x.clone().requires_grad_()
+    direct = torch.softmax(leaf, -1)
+    assert torch.equal(answer.outputs[0], direct.detach())
+    assert torch.equal(answer.gradients["x"], torch.autograd.grad(direct, leaf, torch.ones(4, 8))[0])  # type: ignore[arg-type]
+    assert (answer.mutated, answer.guards_broken, answer.state, answer.refusal) == ((), (), (), None)
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("abort", "killed by SIGABRT"), ("exit_0", "exited with code 0"), ("exit_3", "exited with code 3"),
+    ("kill_self", "killed by SIGKILL"),
+])
+def test_a_death_is_a_crash_that_says_how_and_the_next_call_gets_a_new_host(
+        host: RemoteHost, x: torch.Tensor, name: str, said: str) -> None:
+    with pytest.raises(HostCrashedError, match=f"{said} inside the call of {name}"):
+        host.call(_call(name, x))
+    assert host.call(_call("good", x)).refusal is None
+    assert host.started == 2
+
+
+def test_abort_leaves_the_stack_in_the_tail(host: RemoteHost, x: torch.Tensor) -> None:
+    with pytest.raises(HostCrashedError) as caught:
+        host.call(_call("abort", x))
+    assert "hostile_kernels.py" in caught.value.stderr_tail
+
+
+@pytest.mark.parametrize("name", ["loop", "stop_self"])
+def test_a_hang_is_a_timeout_and_ends_the_process(zygote: Zygote, x: torch.Tensor, name: str) -> None:
+    host = RemoteHost(zygote.address, KERNELS, timeout=30)
+    host.describe()
+    pid = host.pid
+    host._timeout = 0.3
+    with pytest.raises(HostTimeoutError, match="no answer within"):
+        host.call(_call(name, x))
+    assert pid is not None
+    assert _soon(lambda: _gone(pid))
+
+
+@pytest.mark.parametrize(("name", "kind", "not_implemented", "out_of_memory"), [
+    ("huge", "RuntimeError", False, True), ("rude", "Rude", False, False), ("sys_exit", "SystemExit", False, False),
+    ("interrupt", "KeyboardInterrupt", False, False), ("not_implemented", "NotImplementedError", True, False),
+    ("torch_not_implemented", "RuntimeError", True, False),
+])
+def test_what_is_raised_is_a_refusal(host: RemoteHost, x: torch.Tensor, name: str, kind: str, not_implemented: bool,
+                                     out_of_memory: bool) -> None:
+    refusal = host.call(_call(name, x)).refusal
+    assert refusal is not None
+    assert (refusal.type, refusal.not_implemented, refusal.out_of_memory) == (kind, not_implemented, out_of_memory)
+    assert "hostile_kernels.py:" in refusal.where
+    assert host.started == 1
+
+
+def test_a_long_message_is_cut_and_printable(host: RemoteHost, x: torch.Tensor) -> None:
+    refusal = host.call(_call("long_message", x)).refusal
+    assert refusal is not None
+    assert len(refusal.message) == 2000
+    assert refusal.message.startswith("red xxx")
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("leaves_thread", "running thread"), ("disables_grad", "gradients are recorded"), ("replaces_torch", "torch.softmax"),
+])
+def test_breaches_of_global_state_are_told_and_undone(host: RemoteHost, x: torch.Tensor, name: str, said: str) -> None:
+    answer = host.call(_call(name, x))
+    assert [said in sentence for sentence in answer.state] == [True]
+    assert host.call(_call("good", x)).state == ()
+
+
+def test_a_thread_does_not_keep_the_host_alive(host: RemoteHost, x: torch.Tensor) -> None:
+    host.call(_call("leaves_thread", x))
+    pid = host.pid
+    host.close()
+    assert pid is not None
+    assert _soon(lambda: _gone(pid))
+
+
+def test_changed_inputs_are_told(host: RemoteHost, x: torch.Tensor) -> None:
+    assert host.call(_call("mutates", x)).mutated == ("x",)
+
+
+def test_shared_memory_is_told(host: RemoteHost, x: torch.Tensor) -> None:
+    facts = host.call(_call("returns_input", x)).facts[0]
+    assert facts is not None
+    assert facts.shares_memory_with == ("x",)
+
+
+def test_unwritten_output_shows(host: RemoteHost, x: torch.Tensor) -> None:
+    out = host.call(_call("leaves_unwritten", x, fill_empty=True)).outputs[0]
+    assert bool(out[..., -1].isnan().all())
+    assert not bool(out[..., :-1].isnan().any())
+
+
+def test_a_flood_of_output_delays_nothing_and_only_its_end_is_kept(host: RemoteHost, x: torch.Tensor) -> None:
+    answer = host.call(_call("flood", x))
+    assert answer.refusal is None
+    assert host.call(_call("good", x)).refusal is None
+
+
+def test_a_copy_of_the_host_does_not_answer(host: RemoteHost, x: torch.Tensor) -> None:
+    for _ in range(3):
+        assert torch.equal(host.call(_call("forks_and_returns", x)).outputs[0], torch.softmax(x, -1))
+
+
+@pytest.mark.parametrize("name", ["closes_everything", "writes_everywhere"])
+def test_tampering_with_the_connection_is_a_crash(host: RemoteHost, x: torch.Tensor, name: str) -> None:
+    with pytest.raises(HostError):
+        host.call(_call(name, x))
+    assert host.call(_call("good", x)).refusal is None
+
+
+def test_a_keyword_that_is_not_claimed_is_refused_before_the_call(zygote: Zygote, x: torch.Tensor, tmp_path: Path) -> None:
+    target = _file(tmp_path, "@assay.implements('softmax', name='one')\ndef one(x): return torch.softmax(x, -1)")
+    host = RemoteHost(zygote.address, target)
+    assert host.call(_call("one", x)).refusal is None
+    with pytest.raises(NotClaimedError, match="dim=0"):
+        host.call(Call("softmax", "one", {"x": x, "dim": 0}))
+    host.close()
+
+
+def _file(folder: Path, body: str) -> str:
+    path = folder / "kernels.py"
+    path.write_text(f"import os, time\nimport torch\nimport assay\n{body}\n")
+    return str(path)
+
+
+def test_an_import_that_raises_is_usage(zygote: Zygote, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nowhere"):
+        RemoteHost(zygote.address, _file(tmp_path, "import nowhere")).describe()
+
+
+def test_an_import_that_dies_is_a_crash(zygote: Zygote, tmp_path: Path) -> None:
+    with pytest.raises(HostCrashedError, match="exited with code 0 while .* was imported"):
+        RemoteHost(zygote.address, _file(tmp_path, "os._exit(0)")).describe()
+
+
+def test_an_import_that_hangs_is_a_timeout(zygote: Zygote, tmp_path: Path) -> None:
+    with pytest.raises(HostTimeoutError, match="imported"):
+        RemoteHost(zygote.address, _file(tmp_path, "time.sleep(3600)"), timeout=0.3).describe()
+
+
+def test_a_process_that_the_implementation_started_ends_with_the_host_or_the_zygote(x: torch.Tensor) -> None:
+    with Zygote(("torch", "assay.run.host_process")) as own:
+        host = RemoteHost(own.address, KERNELS)
+        assert host.call(_call("leaves_process", x)).refusal is None
+        assert _soon(lambda: len(_left_behind()) == 2)
+        host.close()
+        assert _soon(lambda: len(_left_behind()) == 1)  # the one in a session of its own
+    assert _soon(lambda: not _left_behind())
+
+
+PARENT = """
+import sys, torch
+from assay.run.hosting_types import Call
+from assay.run.hosts import RemoteHost, Zygote
+zygote = Zygote(("torch", "assay.run.host_process"))
+idle, busy = (RemoteHost(zygote.address, sys.argv[1], timeout=600) for _ in range(2))
+idle.describe()
+busy.describe()
+print(zygote.pid, idle.pid, busy.pid, zygote.address, flush=True)
+busy.call(Call("softmax", "loop", {"x": torch.ones(2, 2)}))
+"""
+
+
+def test_nothing_is_left_after_the_parent_is_killed() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, KERNELS], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    *pids, address = parent.stdout.readline().split()
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    assert _soon(lambda: all(_gone(int(pid)) for pid in pids))
+    assert _soon(lambda: not Path(address).parent.exists())
+
+
+def test_nothing_is_left_after_the_zygote_is_killed(x: torch.Tensor) -> None:
+    own = Zygote(("torch", "assay.run.host_process"))
+    host = RemoteHost(own.address, KERNELS)
+    assert isinstance(host.call(_call("good", x)), Answer)
+    pid = host.pid
+    os.kill(own.pid, signal.SIGKILL)
+    assert pid is not None
+    assert _soon(lambda: _gone(pid))
+    own.close()
