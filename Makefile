@@ -24,7 +24,7 @@ gpu: setup ## the part of the tests that needs a CUDA device; says so and does n
 	else echo "gpu: skipped, torch sees no CUDA device"; fi
 
 bench: setup ## measure what the harness itself costs
-	@for file in bench/bench_*.py; do echo "$$file"; .venv/bin/python "$$file" || exit 1; done
+	@for file in bench/*.py; do [ -e "$$file" ] || continue; echo "$$file"; .venv/bin/python "$$file" || exit 1; done
 
 clean: ## remove what the other targets made, the report and .venv too
 	rm -rf .venv build assay-report *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
