@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import torch
 
-from assay.numbers.bound import freely_chosen, precision
+from assay.numbers.bound import freely_chosen, precision, row_maximum
 from assay.numbers.forms import Form
 
 EMPTY_ROW = ("nan_row", "zeros", "mean")
@@ -30,11 +30,6 @@ def softmax(x: torch.Tensor, *, dim: int = -1, empty_row: str = "nan_row") -> to
     return _closed(exponentials / exponentials.sum(dim, keepdim=True), empty, empty_row)
 
 
-def row_maximum(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """The shift of a softmax: any number serves, so it carries neither gradient nor bar."""
-    return freely_chosen(x.amax(dim, keepdim=True))
-
-
 def _filled(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows without any finite entry are zeroed before the softmax: afterwards would be too late for their gradients."""
     empty = (x == float("-inf")).all(dim, keepdim=True)
@@ -52,7 +47,7 @@ def softmax_by_logarithm(x: torch.Tensor, *, dim: int = -1, empty_row: str = "na
     if x.shape[dim] == 0:
         return x * 1.0
     filled, empty = _filled(x, dim)
-    shifted = filled - row_maximum(filled, dim)
+    shifted = filled - freely_chosen(filled.amax(dim, keepdim=True))
     with precision("statistics"):
         log_sum = shifted.exp().sum(dim, keepdim=True).log()
     return _closed((shifted - log_sum).exp(), empty, empty_row)

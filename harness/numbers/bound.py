@@ -173,6 +173,37 @@ def freely_chosen(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
+def row_maximum(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """The shift of a softmax, as plain code differentiates it: freely chosen, yet with a gradient.
+
+    The gradient that reaches the shift sums to zero exactly, but in rounded arithmetic its error is real, and lands on whichever
+    entries the implementation took for the largest: any whose bar reaches the maximum.
+    """
+    if isinstance(tensor, Bounded):
+        return _RowMaximum.apply(tensor, dim)  # type: ignore[no-any-return, no-untyped-call]
+    return tensor.amax(dim, keepdim=True)
+
+
+class _RowMaximum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Bounded, dim: int) -> Bounded:
+        ctx.tensor = tensor.detach()
+        ctx.dim = dim
+        return freely_chosen(tensor.amax(dim, keepdim=True))  # type: ignore[return-value]
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Bounded) -> tuple[Bounded, None]:
+        with torch._C._DisableTorchDispatch():
+            return _landing(ctx.tensor, ctx.dim, upstream), None
+
+
+def _landing(tensor: Bounded, dim: int, upstream: Bounded) -> Bounded:
+    error = upstream._value.abs() + upstream.bar
+    value, bar = tensor._value, tensor.bar
+    reachable = value + bar >= (value - bar).amax(dim, keepdim=True)
+    return Bounded(torch.zeros_like(value), torch.where(reachable, error, 0.0))
+
+
 def rule(*overloads: Any) -> Callable[[Rule], Rule]:
     """Register an error rule for ATen overloads; an overload has one rule."""
 
