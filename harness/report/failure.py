@@ -15,6 +15,12 @@ def headline(result: Mapping[str, Any]) -> str:
     return f"{mark(result['status'])}  {result['property']} · {place(result)}{ids}"
 
 
+def first_line(text: str) -> str:
+    """The first line, or nothing."""
+    lines = text.splitlines()
+    return lines[0] if lines else ""
+
+
 def said(result: Mapping[str, Any]) -> str:
     """The message without the property's name and sentence where it opens with them: they are shown beside it."""
     text = str(result["message"]).removeprefix(f"{result['property']}:").lstrip()
@@ -53,9 +59,9 @@ def show(value: Any) -> str:
 def failure_text(result: Mapping[str, Any]) -> str:
     """The failure of one result as plain text: what should hold, what happened, on which input, how to see it again."""
     lines = [headline(result)]
-    lines += [f"  {text}" for text in (result["sentence"], said(result)) if text]
+    lines += ["  " + text.replace("\n", "\n  ") for text in (result["sentence"], said(result)) if text]
     lines += _input_lines(result["counterexample"] or {})
-    lines += [f"  note: {note}" for note in result["notes"]]
+    lines += ["  note: " + note.replace("\n", "\n    ") for note in result["notes"]]
     if result["blocked_by"]:
         lines.append(f"  rests on, and failed too: {', '.join(result['blocked_by'])}")
     if result["suspect"]:

@@ -62,7 +62,6 @@ class Gap:
     reason: str
     properties: str
     implementations: str
-    cases: int
 
 
 def render(report: Report) -> str:
@@ -157,7 +156,7 @@ def _gaps(report: Report, results: Sequence[Json]) -> list[Gap]:
     for one in overview.not_shown(report, results):
         groups[one.status, one.reason, one.properties].append(one)
     return [
-        Gap(status, reason, _names(properties), _names([one.implementation for one in group]), sum(one.cases for one in group))
+        Gap(status, reason, _names(properties), _names([one.implementation for one in group]))
         for (status, reason, properties), group in groups.items()
     ]
 
@@ -214,7 +213,8 @@ def _property(report: Report, slug: str, cases: Sequence[Json], anchors: Mapping
     more = ", ".join(f"{count:,} {status}" for status, count in rest)
     return PropertyView(
         slug, f"p-{_slug(slug)}", info.get("sentence") or cases[0]["sentence"],
-        [(one, texts.get(one, "")) for one in cases[0]["statements"]], info.get("tolerance", ""), info.get("source", ""),
+        [(one, texts.get(one, "")) for one in cases[0]["statements"]],
+        info.get("tolerance", ""), info.get("source", ""),
         [(name, f"p-{_slug(name)}") for name in info.get("rests_on", cases[0]["rests_on"])],
         worst(one["status"] for one in cases), _statuses(cases), [_row(one, anchors) for one in shown], more,
     )

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -185,7 +186,7 @@ def _check_sums(report: Report, where: str) -> None:
         raise UsageError(f"{where}: plan: {len(plan['cases'])} cases but {len(plan['rows'])} rows; edited by hand?")
     ids = [one["id"] for one in results]
     if len(set(ids)) < len(ids):
-        twice = next(case for case in ids if ids.count(case) > 1)
+        twice = Counter(ids).most_common(1)[0][0]
         raise UsageError(f"{where}: {events.clean(twice, 200)} has more than one result; edited by hand?")
     planned = set(plan["cases"])
     for one in results:

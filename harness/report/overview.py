@@ -59,7 +59,8 @@ def totals(report: Report) -> Totals:
         decided=sum(one["status"] in DECIDED and one["id"] in planned for one in report.results),
         red=sum(one["status"] in RED for one in report.results), left_out=len(report.plan["left_out"]),
         examples=examples,
-        implementations=len({(row[0].partition("/")[0], row[1]) for row in rows}), properties=len({row[0] for row in rows}),
+        implementations=len({(row[0].partition("/")[0], row[1]) for row in rows}),
+        properties=len({row[0] for row in rows}),
     )
 
 
@@ -117,6 +118,7 @@ def matrix(report: Report, results: Sequence[Json]) -> dict[str, tuple[list[str]
     for one in results:
         for statement in one["statements"] or ["–"]:
             gathered[one["kind"]][one["implementation"]][statement].append((one["status"], one["id"]))
+    # Left out in one dtype or device alone is told under "not shown"; the cell speaks of what was planned.
     for entry in report.plan["left_out"]:
         info = report.plan["properties"].get(entry["property"], {})
         kind = entry["property"].partition("/")[0]
