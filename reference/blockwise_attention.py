@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from assay.numbers.bound import freely_chosen
 from assay.numbers.forms import Form
 
 INFINITY = float("inf")
@@ -64,7 +65,7 @@ def absorb(partial: Partial, scores: Tensor, keep: Tensor, values: Tensor) -> Pa
     """Take one tile of keys into the running output, maximum and sum."""
     out, top, total = partial
     scores = torch.where(keep, scores, torch.full_like(scores, -INFINITY))
-    new = torch.maximum(top, scores.detach().amax(-1))
+    new = freely_chosen(torch.maximum(top, scores.amax(-1)))
     shift = torch.where(new == -INFINITY, torch.zeros_like(new), new)  # −∞ − −∞ is NaN; an empty row keeps zeros
     old, p = torch.exp(top - shift), torch.exp(scores - shift.unsqueeze(-1))
     return old.unsqueeze(-1) * out + p @ values, new, old * total + p.sum(-1)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from assay.numbers.bound import freely_chosen
 from assay.numbers.forms import Form
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -82,7 +83,7 @@ def smoothing_masses(epsilon: float, size: int, smoothing: str) -> tuple[float, 
 
 def _shifted(logits: Tensor) -> tuple[Tensor, Tensor]:
     """z − max(z) and the logarithm of its exponentials' sum."""
-    shifted = logits - logits.detach().amax(-1, keepdim=True)
+    shifted = logits - freely_chosen(logits.amax(-1, keepdim=True))
     return shifted, torch.log(torch.exp(shifted).sum(-1, keepdim=True))
 
 
@@ -98,7 +99,7 @@ def _shift_first(logits: Tensor, target: Tensor, epsilon: float, smoothing: str)
 
 def _logsumexp_minus_target(logits: Tensor, target: Tensor, epsilon: float, smoothing: str) -> Tensor:
     """(m + log Σ exp(z − m)) − z_y: the maximum is added back before the target is subtracted."""
-    whole = logits.detach().amax(-1, keepdim=True) + _shifted(logits)[1]
+    whole = freely_chosen(logits.amax(-1, keepdim=True)) + _shifted(logits)[1]
     nll = (whole - logits.gather(-1, target)).squeeze(-1)
     if epsilon == 0:
         return nll

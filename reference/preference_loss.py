@@ -4,6 +4,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from assay.numbers.bound import freely_chosen
 from assay.numbers.forms import Form
 
 
@@ -23,7 +24,7 @@ def preference_loss(r_chosen: Tensor, r_rejected: Tensor) -> Tensor:
     0.6931
     """
     minus = -_difference(r_chosen, r_rejected)
-    m = torch.where(minus > 0, minus, torch.zeros_like(minus)).detach()
+    m = freely_chosen(torch.where(minus > 0, minus, torch.zeros_like(minus)))
     return _mean(m + torch.log(torch.exp(-m) + torch.exp(minus - m)))
 
 
@@ -47,7 +48,7 @@ def _softplus(r_chosen: Tensor, r_rejected: Tensor) -> Tensor:
 def _two_way_softmax(r_chosen: Tensor, r_rejected: Tensor) -> Tensor:
     """log(e^c + e^r) − c with the maximum added back."""
     _difference(r_chosen, r_rejected)
-    m = torch.maximum(r_chosen, r_rejected).detach()
+    m = freely_chosen(torch.maximum(r_chosen, r_rejected))
     return _mean(m + torch.log(torch.exp(r_chosen - m) + torch.exp(r_rejected - m)) - r_chosen)
 
 

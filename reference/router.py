@@ -4,6 +4,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from assay.numbers.bound import freely_chosen
 from assay.numbers.forms import Form
 
 ROUTERS = ("softmax_of_topk", "topk_of_softmax", "sigmoid")
@@ -50,7 +51,7 @@ def _routed(x: Tensor, w_router: Tensor, top_k: int, router: str) -> tuple[Tenso
 
 def softmax(z: Tensor) -> Tensor:
     """Softmax over the last axis, the row's maximum subtracted."""
-    e = torch.exp(z - z.detach().amax(-1, keepdim=True))
+    e = torch.exp(z - freely_chosen(z.amax(-1, keepdim=True)))
     return e / e.sum(-1, keepdim=True)
 
 
@@ -66,7 +67,7 @@ def _through_logarithm(x: Tensor, w_router: Tensor, *, top_k: int, router: str =
     scores, indices = _routed(x, w_router, top_k, router)
     chosen = scores.gather(-1, indices)
     z = chosen if router == "softmax_of_topk" else scores
-    top = z.detach().amax(-1, keepdim=True)
+    top = freely_chosen(z.amax(-1, keepdim=True))
     total = top + torch.log(torch.exp(z - top).sum(-1, keepdim=True))
     return torch.exp(chosen - total), indices
 
