@@ -134,9 +134,8 @@ def borrowed(q: Tensor, k: Tensor, v: Tensor, o: Options, other: Attention) -> T
     return result
 
 
-def planted(summary: str, origin: str = "", *, mark: Callable[..., Any] = fault) -> Callable[[Attention], Attention]:
+def planted(summary: str, origin: str = "") -> Callable[[Attention], Attention]:
     """Give a fault `(q, k, v, options)` the signature of the kind, under its own name, and register it."""
-    extra = {"origin": origin, "summary": summary} if mark is fault else {}
 
     def register(wrong: Attention) -> Attention:
         def attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None,
@@ -146,7 +145,7 @@ def planted(summary: str, origin: str = "", *, mark: Callable[..., Any] = fault)
 
         attention.__name__ = attention.__qualname__ = wrong.__name__
         attention.__module__, attention.__doc__ = wrong.__module__, summary
-        mark("attention", **extra)(attention)
+        fault("attention", origin=origin, summary=summary)(attention)
         return wrong
 
     return register
