@@ -1,4 +1,4 @@
-"""Libraries imported late, and modules made without memory, into which the call's own weights are placed."""
+"""What bridges share: libraries imported late, modules that take the call's own weights, and proof of what ran."""
 from __future__ import annotations
 
 import os
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 @cache
@@ -46,3 +47,22 @@ def installed(distribution: str) -> str:
         return version(distribution)
     except PackageNotFoundError:
         return ""
+
+
+class Kernels(TorchDispatchMode):
+    """Writes down the names of the operations that reach the dispatcher: the proof of what ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, operation: Callable[..., Any], types: Any, args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        self.names.add(str(operation))
+        return operation(*args, **(kwargs or {}))
+
+    def ran(self, name: str) -> bool:
+        """Whether an operation with this in its name was among them."""
+        return any(name in each for each in self.names)

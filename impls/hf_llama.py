@@ -42,7 +42,7 @@ def layer(q: Tensor, k: Tensor) -> Any:
 
 # The model adds the type's lowest number, not -inf, so a row without keys has equal scores: the mean of all values.
 # In float16 that number is half a step (16) away from -inf, so that scores below -16 fall off: not claimed.
-@assay.implements("attention", name="hf-llama-eager", lacks={"empty_rows", "empty"}, version=VERSION, url=URL)
+@assay.implements("attention", name="hf-llama-eager", lacks={"empty_rows"}, version=VERSION, url=URL)
 def eager(
     q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False, window: int | None = None,
     scale: float | None = None,
@@ -55,7 +55,7 @@ def eager(
     return out.transpose(1, 2)
 
 
-# A row without keys gives zeros, as torch's own function does; with Tk = 0 a reshape of nothing raises.
+# A row without keys gives zeros, as torch's own function does; with B = 0 or Tq = 0 a reshape of nothing raises.
 @assay.implements("attention", name="hf-llama-sdpa", lacks={"empty"}, version=VERSION, url=URL)
 def sdpa(
     q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False, window: int | None = None,

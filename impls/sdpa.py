@@ -17,17 +17,16 @@ There is no softcap. Windows and bottom-right alignment are handed over as a mas
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import assay
 from assay.impls._masks import four_axes, visible
+from assay.impls._modules import Kernels
 
 NO_KERNEL = "No available kernel"
 
@@ -79,7 +78,7 @@ def sdpa_flash(
 ) -> Tensor:
     """Pinned to the flash kernel, and refused where that kernel did not run."""
     options = translated(q, k, mask, bias, causal, window, scale)
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), warnings.catch_warnings(record=True) as reasons, _Kernels() as seen:
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), warnings.catch_warnings(record=True) as reasons, Kernels() as seen:
         warnings.simplefilter("always")
         try:
             out = F.scaled_dot_product_attention(q, k, v, **options)
@@ -88,21 +87,6 @@ def sdpa_flash(
                 raise
             why = str(reasons[-1].message).split(" (Triggered")[0] if reasons else str(error)
             raise NotImplementedError(f"flash: {why}") from error
-    if not any("_scaled_dot_product_flash_attention" in name for name in seen.names):
+    if not seen.ran("_scaled_dot_product_flash_attention"):
         raise NotImplementedError(f"flash: no flash kernel ran for q={tuple(q.shape)}, k={tuple(k.shape)}")
     return out
-
-
-class _Kernels(TorchDispatchMode):
-    """Writes down the names of the operations that reach the dispatcher: the proof of what ran."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(
-        self, operation: Callable[..., Any], types: Any, args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        self.names.add(str(operation))
-        return operation(*args, **(kwargs or {}))

@@ -115,7 +115,8 @@ def patchify(image: Tensor, *, patch_size: int) -> Tensor:
     return columns.unflatten(1, (image.shape[1], patch_size * patch_size)).permute(0, 3, 2, 1).flatten(2)
 
 
-@assay.implements("patchify", name="torch-pixel-unshuffle", version=torch.__version__)
+# With B = 0 the function gives back the shape it was given.
+@assay.implements("patchify", name="torch-pixel-unshuffle", lacks={"empty"}, version=torch.__version__)
 def patchify_unshuffle(image: Tensor, *, patch_size: int) -> Tensor:
     """F.pixel_unshuffle, whose channel axis holds (channel, row, column)."""
     packed = F.pixel_unshuffle(image, patch_size).flatten(2)  # (B, Ci*P*P, N)

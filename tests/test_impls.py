@@ -23,7 +23,8 @@ from assay.contract.declaration import Declaration
 Example = Mapping[str, Any]
 # These turn angles or norms into float32 whatever they are given.
 FLOAT32_INSIDE = ("hf-llama-rms-norm", "hf-llama-rotary", "hf-gpt-neox-rotary", "hf-cohere-rotary", "hf-gptj-rotary",
-                  "rotary-embedding-torch", "hf-llama-eager")
+                  "rotary-embedding-torch", "hf-llama-eager",
+                  "hf-mixtral-router", "hf-mixtral-moe")
 
 
 class Draw:
@@ -132,7 +133,25 @@ def logits_filter(d: Draw) -> Iterator[Example]:
         {}, {"temperature": 0.5}, {"top_k": 4}, {"top_p": 0.7}, {"temperature": 1.5, "top_k": 6, "top_p": 0.6}))
 
 
+def multi_head_attention(d: Draw) -> Iterator[Example]:
+    weights: Example = {"x": d(2, 5, 8), **{f"w_{name}": d(8, 8) for name in "qkvo"}, "num_heads": 2}
+    yield from (weights, {**weights, "causal": True}, {**weights, "key_mask": d.mask(2, 5)})
+    yield {**weights, "mask": d.mask(5, 5), "causal": True}
+    yield {**weights, "mask": d.mask(2, 5, 5), **{f"b_{name}": d(8) for name in "qkvo"}}
+    yield {**weights, "context": d(2, 7, 8), "key_mask": d.mask(2, 7)}
+    yield {**weights, "num_heads": 1}
+
+
+def moe(d: Draw) -> Iterator[Example]:
+    for top_k in (1, 2, 4):
+        yield {"x": d(2, 3, 5), "w_router": d(4, 5), "w_gate": d(4, 7, 5), "w_up": d(4, 7, 5), "w_down": d(4, 5, 7),
+               "top_k": top_k}
+
+
 EXAMPLES = {
+    "multi_head_attention": multi_head_attention, "moe": moe,
+    "alibi": lambda d: iter([{"num_heads": h, "q_len": 3, "k_len": k} for h in (1, 4, 6) for k in (3, 5)]),
+    "sinusoidal": lambda d: iter([{"positions": torch.arange(9) * 3, "dim": dim} for dim in (2, 8)]),
     "attention": attention, "softmax": softmax, "rotary": rotary, "layer_norm": norms, "rms_norm": rms_norm,
     "batch_norm": batch_norm, "feed_forward": feed_forward, "gated_feed_forward": gated_feed_forward,
     "unembedding": unembedding, "cross_entropy": cross_entropy, "logits_filter": logits_filter,
