@@ -1,4 +1,7 @@
-"""Conduct: what a call did to the state that it shares with everybody else. Noticed, said in a sentence, undone."""
+"""Conduct: what a call did to the state that it shares with everybody else. Noticed, said in a sentence, undone.
+
+What torch does to itself when it compiles or first touches an accelerator is no breach of the implementation's.
+"""
 from __future__ import annotations
 
 import ctypes
@@ -7,17 +10,18 @@ import math
 import os
 import random
 import signal
-import sys
 import threading
 import time
 import types
-import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures.thread import _threads_queues
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 import torch
+import torch._dynamo  # the first dispatch mode imports it, and it changes torch and the environment: before any call, then
+import torch.fx.experimental.symbolic_shapes  # the same for the first backward
 
 Sentence = str
 
@@ -39,6 +43,8 @@ _NAMESPACES: Mapping[str, Any] = {
     "torch.nn.Module": torch.nn.Module, "time": time, "math": math, "random": random,
 }
 
+_TORCH_VARIABLES = (b"TORCH", b"PYTORCH", b"TRITON", b"CUDA_MODULE_LOADING")
+_COMPILER = tuple(os.path.join(os.path.dirname(torch.__file__), part) for part in ("_dynamo", "_inductor", "_compile", "_functorch"))
 _BOOKKEEPING = frozenset({"__warningregistry__", "__doc__", "__dict__", "__builtins__", "__annotations__"})
 
 
@@ -51,14 +57,36 @@ def _set_numpy_bits(bits: bytes) -> None:
     ctypes.memmove(_NUMPY_STATE.ctypes.state_address, bits, 2500)
 
 
+def _own_variables(environment: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """The variables that are not torch's or its compilers' own."""
+    return {key: value for key, value in environment.items() if not key.lstrip(b"_").startswith(_TORCH_VARIABLES)}
+
+
+def _same_environment(before: dict[bytes, bytes], after: dict[bytes, bytes]) -> bool:
+    return before == after or _own_variables(before) == _own_variables(after)
+
+
 def _set_environment(before: dict[bytes, bytes]) -> None:
     current = os.environ._data  # type: ignore[attr-defined]
-    for key in current.keys() - before.keys():
+    wanted = _own_variables(before)
+    for key in _own_variables(current).keys() - wanted.keys():
         os.unsetenv(key)
-    for key, value in before.items():
+        del current[key]
+    for key, value in wanted.items():
         os.putenv(key, value)
-    current.clear()
-    current.update(before)
+        current[key] = value
+
+
+def _cuda_random() -> tuple[bytes, ...] | None:
+    """States of the accelerators' generators; None before the first use, which is what sets them up."""
+    if not torch.cuda.is_initialized():
+        return None
+    return tuple(generator.get_state().numpy().tobytes() for generator in torch.cuda.default_generators)
+
+
+def _set_cuda_random(states: tuple[bytes, ...]) -> None:
+    for generator, state in zip(torch.cuda.default_generators, states, strict=True):
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 def _flags() -> tuple[Any, ...]:
@@ -102,15 +130,12 @@ def _set_modes(before: tuple[int, int]) -> None:
         torch._C._pop_torch_function_stack()
 
 
-def _set_warnings(before: list[Any]) -> None:
-    warnings.filters[:] = before  # type: ignore[index]
-    warnings._filters_mutated()  # type: ignore[attr-defined]
-
-
 TRAITS: Mapping[str, Trait] = {
     "torch_random": Trait(lambda: torch.get_rng_state().numpy().tobytes(),
                           lambda s: torch.set_rng_state(torch.frombuffer(bytearray(s), dtype=torch.uint8)),
                           "it changed the state of torch's global random generator"),
+    "cuda_random": Trait(_cuda_random, _set_cuda_random, "it changed the state of the accelerator's global random generator",
+                         lambda before, after: before is None or bool(before == after)),
     "random": Trait(random.getstate, random.setstate, "it changed the state of Python's random module"),
     "numpy_random": Trait(_numpy_bits, _set_numpy_bits, "it changed the state of NumPy's global random generator"),
     "default_dtype": Trait(torch.get_default_dtype, torch.set_default_dtype,
@@ -125,14 +150,11 @@ TRAITS: Mapping[str, Trait] = {
     "modes": Trait(lambda: (torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack()), _set_modes,
                    "it left a torch dispatch or function mode behind"),
     "environment": Trait(lambda: dict(os.environ._data), _set_environment,  # type: ignore[attr-defined]
-                         "it changed the environment variables"),
+                         "it changed the environment variables", _same_environment),
     "directory": Trait(os.getcwd, os.chdir, "it changed the working directory to {after}"),
     "signals": Trait(_handlers, _set_handlers, "it changed signal handlers"),
-    "warnings": Trait(lambda: list(warnings.filters), _set_warnings, "it changed the warning filters"),
     "collector": Trait(gc.isenabled, lambda before: gc.enable() if before else gc.disable(),
                        "it switched the garbage collector from {before} to {after}"),
-    "recursion": Trait(sys.getrecursionlimit, sys.setrecursionlimit,
-                       "it changed the recursion limit from {before} to {after}"),
 }
 
 
@@ -180,6 +202,8 @@ class Conduct:
             if not trait.equal(before, after):
                 told.append(trait.breach.format(before=_short(before), after=_short(after)))
                 trait.restore(before)
+            else:
+                self._traits[name] = after
         return (*told, *self._left_threads())
 
     def _replaced(self, space: str) -> list[Sentence]:
@@ -188,7 +212,9 @@ class Conduct:
         owner, before = _NAMESPACES[space], self._spaces[space]
         now, told = dict(vars(owner)), []
         for name, value in before.items():
-            if now.get(name, self) is not value and not isinstance(value, types.ModuleType) and name not in _BOOKKEEPING:
+            if now.get(name, self) is value or isinstance(value, types.ModuleType) or name in _BOOKKEEPING:
+                continue
+            if not _is_compilers(now.get(name)):
                 setattr(owner, name, value)
                 told.append(f"it replaced {space}.{name}")
         for name in now.keys() - before.keys():
@@ -199,11 +225,18 @@ class Conduct:
         return told
 
     def _left_threads(self) -> list[Sentence]:
-        """Threads that would keep an interpreter from ending."""
+        """Threads that would keep an interpreter from ending; those of executors are told to stop when it ends."""
         now = set(threading.enumerate())
-        left = [thread for thread in now - self._threads if not thread.daemon and thread.is_alive()]
+        left = [thread for thread in now - self._threads
+                if not thread.daemon and thread.is_alive() and thread not in _threads_queues]
         self._threads = now
         return [f"it left a running thread behind that is no daemon ({_short(thread.name)})" for thread in left]
+
+
+def _is_compilers(value: object) -> bool:
+    """Whether torch's compiler put it there: `torch.compile` wraps functions of torch on its first use."""
+    code = getattr(value, "__code__", None)
+    return code is not None and code.co_filename.startswith(_COMPILER)
 
 
 def _read(trait: Trait) -> Any:
