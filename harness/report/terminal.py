@@ -118,7 +118,7 @@ def _style(line: str) -> str:
 def last_screen(report: Report, folder: Path | None = None, *, width: int = 80, height: int = LINES) -> list[str]:
     """Verdict, what failed, what was not shown and where the report is: at most `height` lines on a screen of `width`.
 
-    A command is never broken, so that it can be copied; its line may be wider, and is counted as the screen will wrap it.
+    A command is never broken, so that it can be copied: its line may be wider, and counts as the screen will wrap it.
     """
     head = _wrap(overview.verdict_sentence(report), width)[:3]
     tail = ["", *_not_shown(report, width)]
