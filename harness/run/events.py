@@ -355,7 +355,9 @@ def why_inconclusive(results: Sequence[Mapping[str, Any]], plan: Mapping[str, An
     does not: an implementation that refuses a property it claims, in every type, has not shown that it holds.
     """
     status = {one["id"]: one["status"] for one in results}
-    reasons = [f"the harness itself failed in {case}" for case, found in status.items() if found == "harness-error"]
+    faults = [case for case, found in status.items() if found == "harness-error"]
+    more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
+    reasons = [f"assay itself failed in {faults[0]}{more}"] if faults else []
     pairs = zip(plan["cases"], plan["rows"], strict=True)
     held = [(case, row) for case, row in pairs if status.get(case) not in NEUTRAL]
     if not held:
