@@ -1,4 +1,4 @@
-"""From a call's plain arguments to what the implementation is handed: placed tensors, callables, kept values, bound by name."""
+"""From a call's plain arguments to what the implementation is handed: tensors, callables, values that were kept."""
 from __future__ import annotations
 
 import copy
@@ -114,8 +114,10 @@ def _passes(declaration: Declaration, name: str, value: Any) -> bool:
         return True
     if _is(value, options[name]) or _is(value, declaration.conventions.get(name, options[name])):
         return False
-    raise NotClaimedError(f"{name}={value!r:.60} must not be asked of {declaration.name!r}: its signature lacks that keyword")
+    raise NotClaimedError(f"{name}={value!r:.60} must not be asked of {declaration.name!r}: its signature lacks it")
 
 
 def _is(value: Any, other: Any) -> bool:
-    return value is other or (not isinstance(value, torch.Tensor) and type(value) is type(other) and bool(value == other))
+    if isinstance(value, torch.Tensor):
+        return value is other
+    return value is other or (type(value) is type(other) and bool(value == other))

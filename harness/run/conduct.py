@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy
 import torch
-import torch._dynamo  # the first dispatch mode imports it, and it changes torch and the environment: before any call, then
+import torch._dynamo  # the first dispatch mode imports it, and changes torch and the environment: not in a call, then
 import torch.fx.experimental.symbolic_shapes  # the same for the first backward
 
 Sentence = str
@@ -39,17 +39,18 @@ class Trait:
 _NUMPY_STATE = numpy.random.mtrand._rand._bit_generator  # type: ignore[attr-defined]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD)
 _NAMESPACES: Mapping[str, Any] = {
-    "torch": torch, "torch.Tensor": torch.Tensor, "torch.nn.functional": torch.nn.functional, "torch.linalg": torch.linalg,
-    "torch.nn.Module": torch.nn.Module, "time": time, "math": math, "random": random,
+    "torch": torch, "torch.Tensor": torch.Tensor, "torch.nn.functional": torch.nn.functional,
+    "torch.linalg": torch.linalg, "torch.nn.Module": torch.nn.Module, "time": time, "math": math, "random": random,
 }
 
 _TORCH_VARIABLES = (b"TORCH", b"PYTORCH", b"TRITON", b"CUDA_MODULE_LOADING")
-_COMPILER = tuple(os.path.join(os.path.dirname(torch.__file__), part) for part in ("_dynamo", "_inductor", "_compile", "_functorch"))
+_HOME = os.path.dirname(torch.__file__)
+_COMPILER = tuple(os.path.join(_HOME, part) for part in ("_dynamo", "_inductor", "_compile", "_functorch"))
 _BOOKKEEPING = frozenset({"__warningregistry__", "__doc__", "__dict__", "__builtins__", "__annotations__"})
 
 
 def _numpy_bits() -> bytes:
-    """The legacy generator's 624 words and position, read in place: `get_state` costs as much as everything else here."""
+    """The legacy generator's 624 words and position, read in place: `get_state` costs as much as all else here."""
     return ctypes.string_at(_NUMPY_STATE.ctypes.state_address, 2500)
 
 
@@ -134,7 +135,8 @@ TRAITS: Mapping[str, Trait] = {
     "torch_random": Trait(lambda: torch.get_rng_state().numpy().tobytes(),
                           lambda s: torch.set_rng_state(torch.frombuffer(bytearray(s), dtype=torch.uint8)),
                           "it changed the state of torch's global random generator"),
-    "cuda_random": Trait(_cuda_random, _set_cuda_random, "it changed the state of the accelerator's global random generator",
+    "cuda_random": Trait(_cuda_random, _set_cuda_random,
+                         "it changed the state of the accelerator's global random generator",
                          lambda before, after: before is None or bool(before == after)),
     "random": Trait(random.getstate, random.setstate, "it changed the state of Python's random module"),
     "numpy_random": Trait(_numpy_bits, _set_numpy_bits, "it changed the state of NumPy's global random generator"),
@@ -142,8 +144,10 @@ TRAITS: Mapping[str, Trait] = {
                            "it changed torch's default dtype from {before} to {after}"),
     "default_device": Trait(lambda: str(torch.get_default_device()), torch.set_default_device,
                             "it changed torch's default device from {before} to {after}"),
-    "grad_mode": Trait(torch.is_grad_enabled, torch.set_grad_enabled, "it left gradients switched from {before} to {after}"),
-    "inference": Trait(torch.is_inference_mode_enabled, lambda before: None, "it left inference mode switched to {after}"),
+    "grad_mode": Trait(torch.is_grad_enabled, torch.set_grad_enabled,
+                       "it left gradients switched from {before} to {after}"),
+    "inference": Trait(torch.is_inference_mode_enabled, lambda before: None,
+                       "it left inference mode switched to {after}"),
     "threads": Trait(torch.get_num_threads, torch.set_num_threads,
                      "it changed torch's number of threads from {before} to {after}"),
     "flags": Trait(_flags, _set_flags, "it changed torch's global settings from {before} to {after}"),
@@ -159,7 +163,7 @@ TRAITS: Mapping[str, Trait] = {
 
 
 def _contents() -> list[list[Any]]:
-    """Every value of the watched namespaces, in order: comparing such lists compares identities first, so it is cheap."""
+    """Every value of the watched namespaces, in order: comparing lists compares identities first, so it is cheap."""
     return [list(vars(space).values()) for space in _NAMESPACES.values()]
 
 
@@ -167,7 +171,8 @@ def _unchanged(before: list[list[Any]], after: list[list[Any]]) -> bool:
     """Whether both hold the same objects; an object that only claims to be equal is as good as the same."""
     try:
         return before == after
-    except Exception:  # a foreign object's `__eq__` ran, so something was replaced: the slow comparison finds out what
+    # A foreign object's `__eq__` ran, so something was replaced: the slow comparison finds out what.
+    except Exception:  # noqa: BLE001
         return False
 
 

@@ -18,7 +18,6 @@ from assay.errors import AssayError, UsageError
 from assay.run import wire
 from assay.run.hosting_types import Answer, Call
 from assay.run.instances import Instances
-from assay.run.perform import refusal
 
 MEMORY_SHARE = 0.75
 
@@ -54,7 +53,7 @@ def serve(channel: socket.socket, request: Mapping[str, Any], output: int) -> No
 
 
 def _load(channel: socket.socket, request: Mapping[str, Any]) -> Instances | None:
-    """Import the user's file. What the loader refuses is the user's mistake and is sent back as such; SystemExit ends us."""
+    """Import the user's file. What the loader refuses is the user's mistake and is sent back as such."""
     try:
         declarations = loading.load(request["target"], request.get("kind"))
     except UsageError as error:
@@ -62,13 +61,6 @@ def _load(channel: socket.socket, request: Mapping[str, Any]) -> Instances | Non
         return None
     except AssayError as error:
         wire.send(channel, {"harness": str(error)})
-        return None
-    except SystemExit as error:
-        sys.stderr.write(f"SystemExit({error.code!r}) during the import\n")
-        raise
-    except BaseException as error:  # the boundary to foreign code: importing it may raise anything
-        told = refusal(error)
-        wire.send(channel, {"usage": f"{request['target']}: cannot be imported: {told.type}: {' '.join(told.message.split())}"})
         return None
     return Instances(declarations, alone=True)
 

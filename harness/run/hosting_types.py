@@ -32,9 +32,9 @@ class Call:
     upstream_layout: str = "contiguous"
     grad_mode: bool = True
     fill_empty: bool = False
-    instance: int = 0  # 0 the original, n > 0 made once more by the factory (or copied), n < 0 a deep copy of instance -n - 1
-    method: str = ""  # kinds declared through a factory: the method or attribute of the object ("__call__", "vocab_size")
-    seed: int = 0  # kinds declared through a factory that takes a seed
+    instance: int = 0  # 0 the original, n > 0 made (or copied) anew, n < 0 a deep copy of instance -n - 1
+    method: str = ""  # kinds with a factory: method or attribute of the object ("step", "vocab_size")
+    seed: int = 0  # kinds with a factory that takes a seed
     keep: tuple[int, ...] = ()  # outputs that stay in the host (caches): they come back as `Handle`
     release: tuple[int, ...] = ()  # numbers of kept values to let go before the call
 

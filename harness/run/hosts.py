@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
+import torch
+
 from assay.contract.declaration import Declaration
 from assay.errors import (
     HarnessError,
@@ -25,7 +27,7 @@ from assay.errors import (
     UsageError,
 )
 from assay.run import wire
-from assay.run.hosting_types import Answer, Call
+from assay.run.hosting_types import Answer, Call, OutputFacts, Refusal
 from assay.run.instances import Instances
 from assay.run.perform import clean
 from assay.run.zygote import FOR_HOSTS
@@ -56,7 +58,7 @@ class LocalHost:
 
 
 class Zygote:
-    """The zygote process of a run. Starts at once and in the background; a context manager; `address` is what hosts need."""
+    """The zygote process of a run. Starts at once, in the background; a context manager; hosts need its `address`."""
 
     def __init__(self, preload: Sequence[str] = FOR_HOSTS + FOR_JUDGES) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="assay-", dir=_short_folder(), ignore_cleanup_errors=True)
@@ -92,7 +94,8 @@ class Zygote:
     def __enter__(self) -> Zygote:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
         self.close()
 
 
@@ -118,7 +121,7 @@ class Channel:
         return wire.receive(self.socket, deadline)
 
     def ended(self, patience: float = END_PATIENCE) -> tuple[int | None, str]:
-        """Wait status and last output once the process has ended; the status is None if it still runs after `patience`."""
+        """Wait status and last output once the process has ended; no status if it still runs after `patience`."""
         deadline, pause = time.monotonic() + patience, 0.001
         while True:
             told = self._ask("status")
@@ -171,7 +174,7 @@ def _read_line(connection: socket.socket) -> dict[str, Any]:
 class RemoteHost:
     """Runs the implementations of one target in a process of their own; starts when needed, and again after a death.
 
-    timeout: seconds for one call, or for the import. memory: bytes that the host may have (None: 75 % of the machine's).
+    timeout: seconds for one call, or for the import. memory: bytes that it may have (None: 75 % of what there is).
     """
 
     def __init__(self, zygote: str, target: str, kind: str | None = None, *, timeout: float = 60.0,
@@ -185,10 +188,10 @@ class RemoteHost:
     @property
     def pid(self) -> int | None:
         """Process id of the host that now runs, if any."""
-        return self._channel and self._channel.pid
+        return None if self._channel is None else self._channel.pid
 
     def describe(self) -> list[Mapping[str, Any]]:
-        """Declarations as JSON. Raises UsageError for a file that cannot be loaded, HostError if loading kills or hangs."""
+        """Declarations as JSON. UsageError for a file that cannot be loaded, HostError if loading kills or hangs."""
         self._running()
         return self._declared
 
@@ -196,10 +199,11 @@ class RemoteHost:
         """Run one call there."""
         channel = self._running()
         answer = self._exchange(channel, call, f"inside the call of {call.implementation}")
-        if isinstance(answer, Answer):
+        if isinstance(answer, Answer) and _is_well_formed(answer):
             return answer
         if isinstance(answer, dict) and "error" in answer:
-            raise (NotClaimedError if answer["error"] == "NotClaimedError" else HarnessError)(clean(str(answer["message"])))
+            kind = NotClaimedError if answer["error"] == "NotClaimedError" else HarnessError
+            raise kind(clean(str(answer["message"])))
         self.close()
         raise wire.garbled(f"a {type(answer).__name__} where an Answer belongs")
 
@@ -233,7 +237,8 @@ class RemoteHost:
                 channel.send(call, deadline)
             return channel.receive(deadline)
         except TimeoutError:
-            self._raise(HostTimeoutError, f"no answer within {self._timeout:g} s {where}; the process was killed", self._end())
+            said = f"no answer within {self._timeout:g} s {where}; the process was killed"
+            self._raise(HostTimeoutError, said, self._end())
         except ConnectionError:
             self._bury(channel, where)
         except BaseException:  # Ctrl-C, or a garbled frame: the connection is of no use any more
@@ -256,6 +261,18 @@ class RemoteHost:
 
     def _raise(self, kind: type[HostError], message: str, output: str) -> NoReturn:
         raise kind(message, stderr_tail=clean(output[-TAIL:], TAIL))
+
+
+def _is_well_formed(answer: Answer) -> bool:
+    """Whether the fields hold what their types say: the process at the other end is not to be trusted."""
+    types = {"outputs": tuple, "structure": str, "facts": tuple, "gradients": dict, "gradient_facts": dict, "mutated": tuple,
+             "guards_broken": tuple, "state": tuple, "seconds": float, "refusal": (Refusal, type(None))}
+    return (all(isinstance(getattr(answer, name), kind) for name, kind in types.items())
+            and len(answer.facts) == len(answer.outputs)
+            and all(isinstance(fact, (OutputFacts, type(None))) for fact in answer.facts)
+            and all(isinstance(fact, OutputFacts) for fact in answer.gradient_facts.values())
+            and all(isinstance(g, (torch.Tensor, type(None))) for g in answer.gradients.values())
+            and all(isinstance(told, str) for told in (*answer.mutated, *answer.guards_broken, *answer.state)))
 
 
 def how_ended(status: int) -> str:

@@ -41,7 +41,7 @@ class Instances:
             self._kept.values.pop(number, None)
         declaration = self._declared.get((call.kind, call.implementation))
         if declaration is None or declaration.function is None:
-            raise HarnessError(f"implementation={call.implementation!r} of kind {call.kind!r} must be declared in this host")
+            raise HarnessError(f"implementation={call.implementation!r} must be one of kind {call.kind!r} in this host")
         if not self._alone:
             self._conduct.renew()
         return perform(call, self._invocation(call, declaration), kept=self._kept, conduct=self._conduct,
@@ -82,7 +82,7 @@ class Instances:
 
 
 def _ask_for_parameters(call: Call, target: Any, arguments: Arguments) -> None:
-    """Gradients of an object are asked for as `wrt=("parameters",)` and come back as "parameters/0", "parameters/1", …"""
+    """Gradients of an object are asked for as `wrt=("parameters",)` and come back as "parameters/0", …"""
     if "parameters" in call.wrt:
         found = [p for p in target.parameters() if p.requires_grad]
         arguments.wrt.update({f"parameters/{index}": parameter for index, parameter in enumerate(found)})
@@ -91,5 +91,6 @@ def _ask_for_parameters(call: Call, target: Any, arguments: Arguments) -> None:
 def _own_files(function: Callable[..., Any]) -> tuple[str, ...]:
     """Source files of the callable: the function's own, or the class of an object."""
     inner = inspect.unwrap(function)
-    code = getattr(inner, "__code__", None) or getattr(getattr(type(inner), "forward", type(inner).__call__), "__code__", None)
+    method = getattr(type(inner), "forward", type(inner).__call__)
+    code = getattr(inner, "__code__", None) or getattr(method, "__code__", None)
     return (code.co_filename,) if code is not None else ()

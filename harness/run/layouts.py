@@ -19,7 +19,7 @@ class Placed:
     tensor: torch.Tensor
     buffer: torch.Tensor
     before: torch.Tensor
-    values: tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and offset, should the tensor be set elsewhere
+    values: tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides and offset, should the tensor be moved
 
     def inspect(self) -> tuple[bool, bool]:
         """Whether the values are unchanged, and whether the guard bands are (both bit for bit)."""
@@ -48,11 +48,11 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 def place(tensor: torch.Tensor, layout: str = "contiguous", device: str = "cpu") -> Placed:
     """Copy the tensor into fresh memory of this layout on the device.
 
-    contiguous: as usual, with spare storage behind. transposed: strides of the last two dims swapped. sliced: every second
-    element of a wider last dim. offset: an odd storage offset, so that nothing is aligned. expanded: stride 0 along every dim
-    along which the values are constant. head_last: memory (B, T, H, D) seen as (B, H, T, D). A layout that a tensor cannot
-    have (too few dims, values not constant) falls back to contiguous. "contiguous" alone has no guard in front: its storage
-    offset is 0, as implementations that disclaim strided inputs may take for granted.
+    contiguous: as usual, with spare storage behind. transposed: strides of the last two dims swapped. sliced: every
+    second element of a wider last dim. offset: an odd storage offset, so that nothing is aligned. expanded: stride 0
+    along every dim along which the values are constant. head_last: memory (B, T, H, D) seen as (B, H, T, D). A layout
+    that a tensor cannot have (too few dims, values not constant) falls back to contiguous. "contiguous" alone has no
+    guard in front: its storage offset is 0, as implementations that disclaim strided inputs may take for granted.
     """
     tensor = tensor.detach()
     shape = tuple(tensor.shape)

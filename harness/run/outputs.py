@@ -1,4 +1,4 @@
-"""From what an implementation returned to what can be sent: plain CPU tensors and JSON values, with what was observed on each."""
+"""From what an implementation returned to what can be sent: plain CPU tensors, JSON values, observations."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ _DEPTH = 8  # nesting of plain values that is sent; nothing in the contract nest
 class Ship:
     """A result made ready to leave the host.
 
-    tensors: the outputs themselves, still attached to the graph, for the gradients. outputs, structure, facts: see `Answer`.
+    tensors: the outputs themselves, still attached to the graph, for the gradients. The rest: see `Answer`.
     """
 
     def __init__(self, result: Any, keep: tuple[int, ...], kept: Kept, placed: Mapping[str, Placed]) -> None:
@@ -72,13 +72,16 @@ def is_plain(value: Any, depth: int = _DEPTH) -> bool:
         return value.bit_length() < 4096
     if type(value) is list and depth:
         return all(is_plain(item, depth - 1) for item in value)
-    return bool(depth) and type(value) is dict and all(type(k) is str and is_plain(v, depth - 1) for k, v in value.items())
+    if type(value) is dict and depth:
+        return all(type(key) is str and is_plain(item, depth - 1) for key, item in value.items())
+    return False
 
 
 def facts_of(tensor: torch.Tensor, placed: Mapping[str, Placed]) -> OutputFacts:
     """What is observed on one tensor before it leaves."""
     return OutputFacts(
-        shape=tuple(int(n) for n in tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."), device=str(tensor.device),
+        shape=tuple(int(n) for n in tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."),
+        device=str(tensor.device),
         is_plain_tensor=type(tensor) in (torch.Tensor, torch.nn.Parameter), requires_grad=bool(tensor.requires_grad),
         shares_memory_with=_sharers(tensor, placed))
 

@@ -5,7 +5,7 @@ import contextlib
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter  # bound now: an implementation may replace `time.perf_counter` later
 from typing import Any
 
@@ -15,22 +15,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from assay.errors import AssayError
 from assay.run.arguments import Arguments, Kept
 from assay.run.conduct import Conduct
-from assay.run.hosting_types import Answer, Call, OutputFacts, Refusal
+from assay.run.hosting_types import Answer, Call, Refusal
 from assay.run.outputs import Ship, facts_of
 
 MESSAGE_LIMIT = 2000
 _GRAD_BREACH = "it changed whether gradients are recorded, which was {} before the call"
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
 _NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|Cannot allocate memory", re.IGNORECASE)
-_NOT_IMPLEMENTED = re.compile(r"not implemented for|not currently implemented|Could not run .* with arguments from", re.DOTALL)
+_NOT_IMPLEMENTED = re.compile(r"not implemented for|not currently implemented|Could not run .* with arguments from",
+                              re.DOTALL)
 
 Invoke = Callable[[Arguments], Any]
 
 
 class _FillEmpty(TorchDispatchMode):
-    """Fills what `torch.empty` and its kin hand out with NaN (integers: a byte pattern), so that unwritten output shows."""
+    """Fills what `torch.empty` and its kin give with NaN (integers: a byte pattern), so that unwritten output shows."""
 
-    _MAKERS = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::new_empty_strided"})
+    _MAKERS = frozenset({
+        "aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::new_empty_strided"})
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -45,7 +47,7 @@ class _Observed:
     """What a call has come to so far; `stage` says where an exception belongs."""
 
     stage: str = "forward"
-    answer: Answer = Answer()
+    answer: Answer = field(default_factory=Answer)
     started: float = 0.0
 
 
@@ -66,7 +68,7 @@ def perform(call: Call, invoke: Invoke, *, kept: Kept | None = None, conduct: Co
         _run(call, invoke, arguments, kept or Kept(), observed)
     except AssayError:
         raise  # the harness' own: a call that should not have been made
-    except BaseException as error:  # the boundary to foreign code: it may raise anything, SystemExit and worse included
+    except BaseException as error:  # the boundary to foreign code: it may raise SystemExit and worse
         if interruptible and isinstance(error, KeyboardInterrupt):
             raise
         refused = refusal(error, own_files, observed.stage)
@@ -94,7 +96,8 @@ def _run(call: Call, invoke: Invoke, arguments: Arguments, kept: Kept, observed:
     _synchronize(call.device)
     observed.answer = replace(
         observed.answer, seconds=seconds + perf_counter() - started,
-        gradients={path: None if g is None else g.detach().to("cpu", copy=True).contiguous() for path, g in gradients.items()},
+        gradients={path: None if g is None else g.detach().to("cpu", copy=True).contiguous()
+                   for path, g in gradients.items()},
         gradient_facts={path: facts_of(g, arguments.placed) for path, g in gradients.items() if g is not None})
 
 
@@ -105,7 +108,7 @@ def _synchronize(device: str) -> None:
 
 
 def _gradients(call: Call, outputs: list[torch.Tensor], arguments: Arguments) -> Mapping[str, torch.Tensor | None]:
-    """Gradients by path; none at all where an output has not the shape of its upstream (that is wrong before any gradient)."""
+    """Gradients by path; none at all where an output has not the shape of its upstream (wrong before any gradient)."""
     floating = [out for out in outputs if out.is_floating_point()]
     pairs = list(zip(floating, arguments.upstream, strict=False))
     if len(floating) < len(arguments.upstream) or any(out.shape != up.shape for out, up in pairs):
@@ -115,7 +118,8 @@ def _gradients(call: Call, outputs: list[torch.Tensor], arguments: Arguments) ->
     if not pairs or not wrt:
         return dict.fromkeys(wrt)
     with _FillEmpty() if call.fill_empty else contextlib.nullcontext():
-        found = torch.autograd.grad([out for out, _ in pairs], list(wrt.values()), [up for _, up in pairs], allow_unused=True)
+        found = torch.autograd.grad(
+            [out for out, _ in pairs], list(wrt.values()), [up for _, up in pairs], allow_unused=True)
     return dict(zip(wrt, found, strict=True))
 
 
@@ -137,7 +141,7 @@ def _text(error: BaseException) -> str:
         return error.args[0][:8 * MESSAGE_LIMIT]
     try:
         return str(error)[:8 * MESSAGE_LIMIT]
-    except BaseException as second:  # an exception's own __str__ is foreign code as well
+    except BaseException as second:  # noqa: BLE001 -- an exception's own __str__ is foreign code as well
         return f"(its message could not be read: {type(second).__name__})"
 
 
@@ -149,10 +153,10 @@ def clean(text: str, limit: int = MESSAGE_LIMIT) -> str:
 
 
 def _where(error: BaseException, own_files: tuple[str, ...]) -> str:
-    """file:line of the innermost frame in the implementation's own files; else of the innermost outside torch and assay."""
+    """file:line of the innermost frame in the implementation's own files; else of the innermost one outside torch."""
     frames = list(_frames(error))
     own = [place for place in frames if place[0] in own_files]
-    foreign = [place for place in frames if "/torch/" not in place[0] and place[1] != __name__ and not place[1].startswith("assay.")]
+    foreign = [place for place in frames if place[1].partition(".")[0] not in ("torch", "assay")]
     chosen = (own or foreign)[-1:]
     return f"{chosen[0][0]}:{chosen[0][2]}" if chosen else ""
 

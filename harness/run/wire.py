@@ -1,4 +1,4 @@
-"""Frames over a socket: a length-prefixed JSON header, then raw tensor bytes. Nothing here can execute what it reads."""
+"""Frames over a socket: a length-prefixed JSON header, then raw tensor bytes. Nothing executes what it reads."""
 from __future__ import annotations
 
 import json
@@ -19,7 +19,9 @@ PREFIX = struct.Struct("<4sQQ")  # mark, bytes of the header, bytes of the body
 MARK = b"asy1"
 MAX_HEADER = 64 * 2**20
 ALIGNMENT = 64
-_RECORDS: Mapping[str, Any] = {record.__name__: record for record in (Answer, Call, Handle, OutputFacts, Recipe, Refusal)}
+_RECORDS: Mapping[str, Any] = {
+    record.__name__: record for record in (Answer, Call, Handle, OutputFacts, Recipe, Refusal)
+}
 _DEFAULTS = {
     record: {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(record)}
     for record in _RECORDS.values()
@@ -119,7 +121,7 @@ def _encode_mapping(value: dict[Any, Any], tensors: list[torch.Tensor]) -> Any:
 # -- receiving
 
 def receive(channel: socket.socket, deadline: float | None = None) -> Any:
-    """Receive one value. Raises ClosedError, TimeoutError (after the deadline), HostCrashedError for what is no frame."""
+    """Receive one value. ClosedError, TimeoutError after the deadline, HostCrashedError for what is no frame."""
     mark, header_size, body_size = PREFIX.unpack(_read(channel, PREFIX.size, deadline))
     if mark != MARK or header_size > MAX_HEADER:
         raise garbled("no header where one belongs, or one above 64 MB")

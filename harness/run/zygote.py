@@ -1,10 +1,11 @@
-"""The zygote: a clean process with torch and assay loaded, which forks judges and hosts on request and never runs user code.
+"""The zygote: a clean process with torch and assay loaded, which forks judges and hosts and never runs user code.
 
-Started as `python -m assay.run.zygote PATH DESCRIPTOR MODULE…`, the descriptor being a Unix socket that listens at PATH, the
-modules what to import before the first fork. Requests are JSON lines. {"role": "host", "target", "kind", "memory"} and {"role": "judge", ...} fork a child
-that takes the connection over (its first line is {"pid": n}); {"role": "status", "pid"} and {"role": "kill", "pid"} are answered
-with {"status": wait status or null, "output": the last that it printed}. It ends when its standard input closes, which is when
-its parent is gone, and takes all its children along.
+Started as `python -m assay.run.zygote PATH DESCRIPTOR MODULE…`: the descriptor is a Unix socket that listens at PATH,
+the modules are what to import before the first fork. Requests are JSON lines. {"role": "host", "target", "kind",
+"memory"} and {"role": "judge", ...} fork a child that takes the connection over (its first line is {"pid": n}).
+{"role": "status", "pid"} and {"role": "kill", "pid"} are answered with {"status": wait status or null, "output": the
+last that it printed}. The zygote ends when its standard input closes, which is when its parent is gone, and takes all
+its children along.
 """
 from __future__ import annotations
 
@@ -145,7 +146,7 @@ class Loop:
             code = 0
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        except BaseException:  # the last boundary: a child must never fall back into the zygote's loop
+        except BaseException:  # noqa: BLE001 -- the last boundary: a child must never fall back into the zygote's loop
             traceback.print_exc()
         importlib.import_module("assay.run.host_process").finish(code)
         raise AssertionError("unreachable")
@@ -181,7 +182,7 @@ class Loop:
             child.pipe = None
 
     def _reap(self) -> None:
-        """Note how ended children ended; what they left of their process group, and hosts that were theirs, ends with them."""
+        """Note how ended children ended; what is left of their process group, and of their hosts, ends with them."""
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -204,7 +205,7 @@ class Loop:
 
     def _end_all(self) -> None:
         """Kill every child, and what escaped from their process groups: as subreaper we are its parent."""
-        shutil.rmtree(os.path.dirname(self.path), ignore_errors=True)  # the private folder, should our parent have been killed
+        shutil.rmtree(os.path.dirname(self.path), ignore_errors=True)  # should our parent have been killed
         while children := _children_of(os.getpid()):
             for pid in children:
                 _kill_group(pid) if pid in self._children else None

@@ -115,7 +115,8 @@ def test_a_long_message_is_cut_and_printable(host: RemoteHost, x: torch.Tensor) 
 
 
 @pytest.mark.parametrize(("name", "said"), [
-    ("leaves_thread", "running thread"), ("disables_grad", "gradients are recorded"), ("replaces_torch", "torch.softmax"),
+    ("leaves_thread", "running thread"), ("disables_grad", "gradients are recorded"),
+    ("replaces_torch", "torch.softmax"),
 ])
 def test_breaches_of_global_state_are_told_and_undone(host: RemoteHost, x: torch.Tensor, name: str, said: str) -> None:
     answer = host.call(_call(name, x))
@@ -165,7 +166,7 @@ def test_tampering_with_the_connection_is_a_crash(host: RemoteHost, x: torch.Ten
     assert host.call(_call("good", x)).refusal is None
 
 
-def test_a_keyword_that_is_not_claimed_is_refused_before_the_call(zygote: Zygote, x: torch.Tensor, tmp_path: Path) -> None:
+def test_a_keyword_that_is_not_claimed_is_refused(zygote: Zygote, x: torch.Tensor, tmp_path: Path) -> None:
     target = _file(tmp_path, "@assay.implements('softmax', name='one')\ndef one(x): return torch.softmax(x, -1)")
     host = RemoteHost(zygote.address, target)
     assert host.call(_call("one", x)).refusal is None
@@ -186,7 +187,7 @@ def test_an_import_that_raises_is_usage(zygote: Zygote, tmp_path: Path) -> None:
 
 
 def test_an_import_that_dies_is_a_crash(zygote: Zygote, tmp_path: Path) -> None:
-    with pytest.raises(HostCrashedError, match="exited with code 0 while .* was imported"):
+    with pytest.raises(HostCrashedError, match=r"exited with code 0 while .* was imported"):
         RemoteHost(zygote.address, _file(tmp_path, "os._exit(0)")).describe()
 
 
