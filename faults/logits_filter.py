@@ -30,7 +30,7 @@ def by_p(z: Tensor, p: float | None, *, late: int = 0, boundary: Callable[[Tenso
     if p is None or p >= 1:
         return z
     ordered, order = torch.sort(z, -1, descending=True, stable=True)
-    mass = torch.softmax(ordered, -1).cumsum(-1)
+    mass = torch.softmax(ordered.double(), -1).cumsum(-1)
     before = torch.cat([torch.zeros_like(mass[..., :1]), mass[..., :-1]], -1)
     keep = boundary(before, p)
     keep[..., :1] = True
@@ -92,7 +92,7 @@ def crossing_token_dropped(z: Tensor, t: float, k: int | None, p: float | None) 
     if p is None or p >= 1:
         return z
     ordered, order = torch.sort(z, -1, descending=True, stable=True)
-    keep = torch.softmax(ordered, -1).cumsum(-1) <= p
+    keep = torch.softmax(ordered.double(), -1).cumsum(-1) <= p
     keep[..., :1] = True
     return z.masked_fill(~torch.zeros_like(keep).scatter(-1, order, keep), LOW)
 
@@ -122,7 +122,10 @@ def mask_not_scattered_back(z: Tensor, t: float, k: int | None, p: float | None)
 @planted(fault, "sorted in ascending order: the least likely tokens stay")
 def least_likely_kept(z: Tensor, t: float, k: int | None, p: float | None) -> Tensor:
     z = by_k(z / t, k)
-    return z if p is None else z.masked_fill(torch.isneginf(-by_p(-z.masked_fill(torch.isneginf(z), 1e4), p) * -1), LOW)
+    if p is None or p >= 1:
+        return z
+    upside_down = by_p(torch.where(torch.isneginf(z), z, -z), p)
+    return z.masked_fill(torch.isneginf(upside_down), LOW)
 
 
 @planted(fault, "temperature applied after the filters", "BUG-184")
