@@ -172,7 +172,16 @@ def schema() -> events.Json:
 
 @cache
 def _validator(kind: str) -> Draft202012Validator:
-    return Draft202012Validator({"$ref": f"#/$defs/{kind}", "$defs": schema()["$defs"]})
+    return Draft202012Validator(_inlined(schema()["$defs"][kind]))
+
+
+def _inlined(part: Any) -> Any:
+    """A part of the schema with its references written out: looking them up took half of the reading time."""
+    if isinstance(part, Mapping):
+        if "$ref" in part:
+            return _inlined(schema()["$defs"][part["$ref"].rpartition("/")[2]])
+        return {key: _inlined(value) for key, value in part.items()}
+    return [_inlined(item) for item in part] if isinstance(part, list) else part
 
 
 def _first_error(event: Mapping[str, Any]) -> ValidationError | None:

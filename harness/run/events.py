@@ -355,9 +355,7 @@ def why_inconclusive(results: Sequence[Mapping[str, Any]], plan: Mapping[str, An
     does not: an implementation that refuses a property it claims, in every type, has not shown that it holds.
     """
     status = {one["id"]: one["status"] for one in results}
-    faults = [case for case, found in status.items() if found == "harness-error"]
-    more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
-    reasons = [f"assay itself failed in {faults[0]}{more}"] if faults else []
+    reasons = _faults(status)
     pairs = zip(plan["cases"], plan["rows"], strict=True)
     held = [(case, row) for case, row in pairs if status.get(case) not in NEUTRAL]
     if not held:
@@ -380,6 +378,12 @@ def why_inconclusive(results: Sequence[Mapping[str, Any]], plan: Mapping[str, An
         for (kind, who), all_ in by_implementation.items() if 2 * sum(all_) < len(all_)
     ]
     return reasons
+
+
+def _faults(status: Mapping[str, str]) -> list[str]:
+    faults = [case for case, found in status.items() if found == "harness-error"]
+    more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
+    return [f"assay itself failed in {faults[0]}{more}"] if faults else []
 
 
 def canonical(events: Iterable[Mapping[str, Any]]) -> list[Json]:
