@@ -11,10 +11,11 @@ from assay.impls._masks import four_axes, visible
 from assay.impls._modules import late
 
 # No backward on CPU: "FlexAttention does not support backward on CPU". A row without keys gives zeros, by score
-# modification; with Tk = 0 the maximum over no keys raises, so that shape is not claimed.
+# modification; with Tk = 0 the maximum over no keys raises, and with B = 0 or Tq = 0 the score modification is an
+# internal error (vmap over nothing), so empty shapes are not claimed.
 
 
-@assay.implements("attention", name="flex", grad=False, version=torch.__version__)
+@assay.implements("attention", name="flex", grad=False, lacks={"empty"}, version=torch.__version__)
 def flex(
     q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None, causal: bool = False,
     window: int | None = None, scale: float | None = None, softcap: float | None = None,

@@ -1,7 +1,7 @@
 """torch.nn.MultiheadAttention, which holds three implementations: with weights, without, and its fused fast path.
 
-In torch's words a boolean mask says what is *hidden*. A row without keys gives zeros before `w_o` without weights, and NaN
-with weights and on the fast path, where the softmax is over -inf alone.
+In torch's words a boolean mask says what is *hidden*. A row without keys gives zeros before `w_o` without weights, and
+NaN with weights and on the fast path, where the softmax is over -inf alone.
 """
 from __future__ import annotations
 
