@@ -14,6 +14,14 @@ NOT_EXPRESSIBLE: dict[str, str] = {}
 Padded = tuple[Tensor, Tensor]
 
 
+def text_of(raw: bytes) -> str:
+    """The text of the bytes; what is none becomes U+FFFD."""
+    try:
+        return raw.decode("utf-8", errors="surrogatepass")
+    except UnicodeDecodeError:
+        return raw.decode("utf-8", errors="replace")
+
+
 class Bytes:
     """A right byte tokenizer; faults change one method."""
 
@@ -24,7 +32,7 @@ class Bytes:
         return list(text.encode("utf-8", errors="surrogatepass"))
 
     def decode(self, ids: list[int]) -> str:
-        return bytes(i for i in ids if i != self.pad_id).decode("utf-8", errors="replace")
+        return text_of(bytes(i for i in ids if i != self.pad_id))
 
     def cut(self, ids: list[int], size: int, truncate: str) -> list[int]:
         return ids[:size] if truncate == "right" else ids[max(0, len(ids) - size):]
@@ -129,7 +137,7 @@ class MaskFromPaddingId(Bytes):
     pad_id = 0
 
     def decode(self, ids: list[int]) -> str:
-        return bytes(ids).decode("utf-8", errors="replace")
+        return text_of(bytes(ids))
 
     def pad(self, sequences: list[list[int]], *, length: int | None = None, side: str = "right",
             truncate: str = "right") -> Padded:
@@ -211,7 +219,7 @@ class PaddingFirst(Bytes):
         return [i + 1 for i in super().encode(text)]
 
     def decode(self, ids: list[int]) -> str:
-        return bytes(i - 1 for i in ids if i).decode("utf-8", errors="replace")
+        return text_of(bytes(i - 1 for i in ids if i))
 
 
 @planted(benign, "pairs of bytes merged greedily into ids of their own")
