@@ -133,13 +133,11 @@ def _split(s: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     z, half = s.to(torch.promote_types(torch.float32, s.dtype)), s.shape[-1] // 2
     sums, parts = [], []
     for scores, values in ((z[..., :half], v[..., :half, :]), (z[..., half:], v[..., half:, :])):
-        top = scores.amax(-1, keepdim=True) if scores.shape[-1] else scores.sum(-1, keepdim=True)
-        top = top.masked_fill(top == -math.inf, 0.0).detach()
-        e = (scores - top).exp()
-        total = e.sum(-1, keepdim=True)
-        parts.append((e @ values.to(z.dtype)) / total.clamp_min(1e-30))
-        sums.append((total.clamp_min(1e-30).log() + top).masked_fill(total == 0, -1e30))
-    joint = torch.logaddexp(sums[0], sums[1])
+        blind = (scores == -math.inf).all(-1, keepdim=True)
+        lse = scores.masked_fill(blind, 0.0).logsumexp(-1, keepdim=True)
+        parts.append((scores - lse).exp() @ values.to(z.dtype))
+        sums.append(lse.masked_fill(blind, -math.inf))
+    joint = torch.cat(sums, -1).logsumexp(-1, keepdim=True)
     return parts[0] * (sums[0] - joint).exp() + parts[1] * (sums[1] - joint).exp()
 
 

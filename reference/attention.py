@@ -165,15 +165,27 @@ def recomputed_weights(
     causal: bool = False, window: Window = None, scale: float | None = None, softcap: float | None = None,
     causal_alignment: str = "bottom_right",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:  # fmt: skip
-    """Weights as exp(score - lse), the capped scores, and the rows that see no key."""
+    """Weights as exp(score - lse), the capped scores, and the rows that see no key.
+
+    The keys may have been split, and the log-sum-exps of the parts merged: as if in two parts of equal weight.
+    """
     by_head, keys, _ = grouped(q, k, v)
     scores = capped(by_head @ keys.transpose(-1, -2) * scale_of(q, scale), softcap)
     visible = visibility(q, k, mask, bias, causal, window, causal_alignment)
     filled, empty = masked(with_bias(scores, bias, q.shape[1]), visible, q.shape[1])
-    relative = shifted(filled)
+    return merged_weights(filled, -1), scores, empty
+
+
+def merged_weights(scores: torch.Tensor, dim: int) -> torch.Tensor:
+    """exp(score - lse of its part) times exp(lse of its part - lse); the log-sum-exps carry the maximum with them."""
+    if scores.shape[dim] == 0:
+        return scores
+    top = freely_chosen(scores.amax(dim, keepdim=True))
     with precision("statistics"):
-        log_sum = relative.exp().sum(-1, keepdim=True).log() if k.shape[-2] else relative
-    return (relative - log_sum).exp(), scores, empty
+        part = ((scores - top).exp().sum(dim, keepdim=True) * 0.5).log() + top
+        whole = part + math.log(2.0)
+        share = (part - whole).exp()
+    return (scores - part).exp() * share
 
 
 def recomputing_attention(
@@ -199,6 +211,15 @@ def over_tiles(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return torch.stack(tiles).sum(0)
 
 
+def of_parts(inner: torch.Tensor, weighed: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """D as it comes out of keys that were split: a part's own D, up to the largest dP seen, and what is left to the whole's."""
+    if weighed.shape[-1] == 0:
+        return inner
+    part = freely_chosen(weighed.masked_fill(weights == 0, 0.0).abs().amax(-1, keepdim=True))
+    with precision("statistics"):
+        return (inner - part) + part
+
+
 def flash_backward(
     upstream: torch.Tensor, wrt: tuple[str, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
     scale: float | None = None, softcap: float | None = None, empty_row: str = "zeros", **options: Any,
@@ -214,7 +235,8 @@ def flash_backward(
         above = upstream.masked_fill(empty, 0.0)
     above = above.reshape(above.shape[0], groups, heads // groups, *above.shape[2:])
     inner = (above * (weights @ v.unsqueeze(2))).sum(-1, keepdim=True)  # D
-    slopes = weights * (above @ v.unsqueeze(2).transpose(-1, -2) - inner)  # dS
+    weighed = above @ v.unsqueeze(2).transpose(-1, -2)  # dP
+    slopes = weights * (weighed - of_parts(inner, weighed, weights))  # dS
     if empty is not None:
         slopes = slopes.masked_fill(by_group(empty, heads, groups), 0.0)
     if softcap is not None:

@@ -1,6 +1,8 @@
 """Softmax: the reference formula and the legitimate ways to evaluate it."""
 from __future__ import annotations
 
+import math
+
 import torch
 
 from assay.numbers.bound import freely_chosen, precision, row_maximum
@@ -53,13 +55,17 @@ def softmax_by_logarithm(x: torch.Tensor, *, dim: int = -1, empty_row: str = "na
     return _closed((shifted - log_sum).exp(), empty, empty_row)
 
 
-def softmax_by_reciprocal(x: torch.Tensor, *, dim: int = -1, empty_row: str = "nan_row") -> torch.Tensor:
-    """Online softmax: exponentials rescaled as the maximum grows, then multiplied by the reciprocal of their sum."""
+def softmax_of_parts(x: torch.Tensor, *, dim: int = -1, empty_row: str = "nan_row") -> torch.Tensor:
+    """Parts summed online, merged by their log-sum-exps (as if two of equal weight), which carry the maximum with them."""
     if x.shape[dim] == 0:
         return x * 1.0
     filled, empty = _filled(x, dim)
-    exponentials = (filled - row_maximum(filled, dim)).exp()
-    return _closed(exponentials * (1.0 / exponentials.sum(dim, keepdim=True)), empty, empty_row)
+    top = freely_chosen(filled.amax(dim, keepdim=True))
+    with precision("statistics"):
+        part = ((filled - top).exp().sum(dim, keepdim=True) * 0.5).log() + top
+        whole = part + math.log(2.0)
+        share = (part - whole).exp()
+    return _closed((filled - part).exp() * share, empty, empty_row)
 
 
 # An online sum over tiles of one entry takes, at each step: the rescaling factor (an exponential accurate to 4 units, rounded
@@ -69,5 +75,5 @@ ONLINE_ADDITIONS = 7
 FORMS: tuple[Form, ...] = (
     Form("shifted by the row maximum", softmax),
     Form("exponential of the logarithm", softmax_by_logarithm),
-    Form("online, times the reciprocal of the sum", softmax_by_reciprocal, additions=ONLINE_ADDITIONS),
+    Form("parts summed online and merged", softmax_of_parts, additions=ONLINE_ADDITIONS),
 )

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from assay.errors import HarnessError, NoRuleError
 from assay.numbers.arithmetic import EXACT, Format, Model, wider
@@ -114,8 +114,10 @@ def lift(tensor: torch.Tensor, bar: torch.Tensor | None = None, *, requires_grad
     """A tensor as a bounded one: exact, or with the bar given."""
     if isinstance(tensor, Bounded):
         return Bounded(tensor._value, tensor._bar if bar is None else bar, requires_grad=requires_grad)
-    value = tensor.detach().to(torch.float64)
-    return Bounded(value, None if bar is None else bar.to(torch.float64).expand(value.shape), requires_grad=requires_grad)
+    with _disable_current_modes():
+        value = tensor.detach().to(torch.float64)
+        known = None if bar is None else bar.to(torch.float64).expand(value.shape)
+    return Bounded(value, known, requires_grad=requires_grad)
 
 
 class _EngineMode(TorchDispatchMode):
@@ -227,6 +229,9 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, bounde
         if not _floating(out):
             return out
     if found is None:
+        decomposed = func.decompose(*args, **kwargs)  # operations that torch itself writes out in others
+        if decomposed is not NotImplemented:
+            return decomposed
         raise NoRuleError(f"operation={func} has no error rule; add one in harness/numbers/rules_*.py")
     return found(func, *args, **kwargs)
 
@@ -292,11 +297,11 @@ def finish(value: torch.Tensor, bar: torch.Tensor | None, largest: float | None 
 
 
 def rounding(reach: torch.Tensor, fmt: Format) -> torch.Tensor:
-    """Error of rounding a number of at most this magnitude: relative, plus underflow; zero stays zero.
+    """Error of rounding a number of at most this magnitude: relative, plus underflow; what must be zero stays zero.
 
     Our own float64 evaluation errs alike, by at most 4 units of 2**-53 (library functions), which is added here.
     """
-    return reach * (fmt.u + 4.0 * DOUBLE_U) + reach.clamp_max(2.0 * fmt.eta)
+    return reach * (fmt.u + 4.0 * DOUBLE_U) + reach.sign() * (2.0 * fmt.eta)
 
 
 def rounded(value: torch.Tensor, bar: Any, exact: Callable[[], Any] | None = None, fmt: Format | None = None) -> Bounded:

@@ -76,9 +76,8 @@ def product(left: Any, right: Any) -> Bounded:
     gamma = model.gamma(terms - 1)
     relative = (1.0 + gamma) * (1.0 + per_product + model.product_extra) - 1.0 + 2.0 * (terms + 1) * DOUBLE_U
     added = plus(bar, reach * relative)
-    # Every product may be stored, and so underflow; never by more than the product itself.
-    if per_product:
-        added = added + reach.clamp_max(2.0 * terms * model.internal.eta)
+    if per_product:  # every product may be stored, and so underflow
+        added = added + reach.sign() * (2.0 * terms * model.internal.eta)
     if not bool(reach.max() <= model.internal.largest):
         current().left_range |= bool((reach.isfinite() & (reach > model.internal.largest)).any())
     return rounded(value, added)

@@ -155,3 +155,12 @@ def _prod(func: Any, tensor: Any, dim: Any = None, keepdim: bool = False, *, dty
     for factor in range(1, axis.shape[0]):
         out = out * axis[factor]
     return out.unsqueeze(dim) if keepdim and dim is not None else out
+
+
+@rule(aten.cumprod.default)
+def _cumprod(func: Any, tensor: Any, dim: int, *, dtype: Any = None) -> Any:
+    axis = tensor.movedim(dim, 0)
+    running = [axis[0]]
+    for factor in range(1, axis.shape[0]):
+        running.append(running[-1] * axis[factor])
+    return torch.stack(running, 0).movedim(0, dim)
