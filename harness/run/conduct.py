@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import math
 import os
 import random
@@ -20,8 +21,6 @@ from typing import Any
 
 import numpy
 import torch
-import torch._dynamo  # the first dispatch mode imports it, and changes torch and the environment: not in a call, then
-import torch.fx.experimental.symbolic_shapes  # the same for the first backward
 
 Sentence = str
 
@@ -46,7 +45,7 @@ _NAMESPACES: Mapping[str, Any] = {
 _TORCH_VARIABLES = (b"TORCH", b"PYTORCH", b"TRITON", b"CUDA_MODULE_LOADING")
 _HOME = os.path.dirname(torch.__file__)
 _COMPILER = tuple(os.path.join(_HOME, part) for part in ("_dynamo", "_inductor", "_compile", "_functorch"))
-_BOOKKEEPING = frozenset({"__warningregistry__", "__doc__", "__dict__", "__builtins__", "__annotations__"})
+_BOOKKEEPING = frozenset({"Storage", "__warningregistry__", "__doc__", "__dict__", "__builtins__", "__annotations__"})
 
 
 def _numpy_bits() -> bytes:
@@ -176,6 +175,12 @@ def _unchanged(before: list[list[Any]], after: list[list[Any]]) -> bool:
         return False
 
 
+def settle() -> None:
+    """Import what torch imports at the first dispatch mode and the first backward: that changes torch and the environment."""
+    importlib.import_module("torch._dynamo")
+    importlib.import_module("torch.fx.experimental.symbolic_shapes")
+
+
 class Conduct:
     """The state before a call; `breaches` compares, undoes, and remembers the state that now holds.
 
@@ -185,6 +190,7 @@ class Conduct:
     def __init__(self) -> None:
         self._contents: list[list[Any]] = []
         self._spaces: dict[str, dict[str, Any]] = {}
+        settle()
         self.renew()
 
     def renew(self) -> None:

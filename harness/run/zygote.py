@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 FOR_HOSTS = (
     "torch", "numpy", "assay.registry", "assay.contract.loading", "assay.run.host_process",
-    "torch.fx.experimental.symbolic_shapes",  # what the first backward of a process imports: half a second
+    "torch._dynamo", "torch.fx.experimental.symbolic_shapes",  # what `conduct.settle` would import in every child
 )
 OUTPUT_KEPT = 8192
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36

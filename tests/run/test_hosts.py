@@ -15,6 +15,7 @@ import torch
 from assay.errors import HostCrashedError, HostError, HostTimeoutError, NotClaimedError, UsageError
 from assay.run.hosting_types import Answer, Call
 from assay.run.hosts import RemoteHost, Zygote
+from assay.run.zygote import FOR_HOSTS
 
 KERNELS = str(Path(__file__).with_name("hostile_kernels.py"))
 
@@ -196,23 +197,14 @@ def test_an_import_that_hangs_is_a_timeout(zygote: Zygote, tmp_path: Path) -> No
         RemoteHost(zygote.address, _file(tmp_path, "time.sleep(3600)"), timeout=0.3).describe()
 
 
-def test_a_process_that_the_implementation_started_ends_with_the_host_or_the_zygote(x: torch.Tensor) -> None:
-    with Zygote(("torch", "assay.run.host_process")) as own:
-        host = RemoteHost(own.address, KERNELS)
-        assert host.call(_call("leaves_process", x)).refusal is None
-        assert _soon(lambda: len(_left_behind()) == 2)
-        host.close()
-        assert _soon(lambda: len(_left_behind()) == 1)  # the one in a session of its own
-    assert _soon(lambda: not _left_behind())
-
-
 PARENT = """
 import sys, torch
 from assay.run.hosting_types import Call
 from assay.run.hosts import RemoteHost, Zygote
-zygote = Zygote(("torch", "assay.run.host_process"))
+from assay.run.zygote import FOR_HOSTS
+zygote = Zygote(FOR_HOSTS)
 idle, busy = (RemoteHost(zygote.address, sys.argv[1], timeout=600) for _ in range(2))
-idle.describe()
+answer = idle.call(Call("softmax", "leaves_process", {"x": torch.ones(2, 2)}))
 busy.describe()
 print(zygote.pid, idle.pid, busy.pid, zygote.address, flush=True)
 busy.call(Call("softmax", "loop", {"x": torch.ones(2, 2)}))
@@ -223,15 +215,17 @@ def test_nothing_is_left_after_the_parent_is_killed() -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT, KERNELS], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     *pids, address = parent.stdout.readline().split()
+    assert _soon(lambda: len(_left_behind()) == 2)  # one in the host's process group, one in a session of its own
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
     assert _soon(lambda: all(_gone(int(pid)) for pid in pids))
     assert _soon(lambda: not Path(address).parent.exists())
+    assert _soon(lambda: not _left_behind())
 
 
 def test_nothing_is_left_after_the_zygote_is_killed(x: torch.Tensor) -> None:
-    own = Zygote(("torch", "assay.run.host_process"))
+    own = Zygote(FOR_HOSTS)
     host = RemoteHost(own.address, KERNELS)
     assert isinstance(host.call(_call("good", x)), Answer)
     pid = host.pid
