@@ -176,7 +176,7 @@ def _unchanged(before: list[list[Any]], after: list[list[Any]]) -> bool:
 
 
 def settle() -> None:
-    """Import what torch imports at the first dispatch mode and the first backward: that changes torch and the environment."""
+    """Import what torch imports at the first dispatch mode and backward: that changes torch and the environment."""
     importlib.import_module("torch._dynamo")
     importlib.import_module("torch.fx.experimental.symbolic_shapes")
 

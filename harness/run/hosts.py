@@ -263,11 +263,16 @@ class RemoteHost:
         raise kind(message, stderr_tail=clean(output[-TAIL:], TAIL))
 
 
+_FIELDS: Mapping[str, type] = {
+    "outputs": tuple, "structure": str, "facts": tuple, "gradients": dict, "gradient_facts": dict, "mutated": tuple,
+    "guards_broken": tuple, "state": tuple, "seconds": float,
+}
+
+
 def _is_well_formed(answer: Answer) -> bool:
     """Whether the fields hold what their types say: the process at the other end is not to be trusted."""
-    types = {"outputs": tuple, "structure": str, "facts": tuple, "gradients": dict, "gradient_facts": dict, "mutated": tuple,
-             "guards_broken": tuple, "state": tuple, "seconds": float, "refusal": (Refusal, type(None))}
-    return (all(isinstance(getattr(answer, name), kind) for name, kind in types.items())
+    return (all(isinstance(getattr(answer, name), kind) for name, kind in _FIELDS.items())
+            and isinstance(answer.refusal, (Refusal, type(None)))
             and len(answer.facts) == len(answer.outputs)
             and all(isinstance(fact, (OutputFacts, type(None))) for fact in answer.facts)
             and all(isinstance(fact, OutputFacts) for fact in answer.gradient_facts.values())

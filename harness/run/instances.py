@@ -47,14 +47,16 @@ class Instances:
         return perform(call, self._invocation(call, declaration), kept=self._kept, conduct=self._conduct,
                        own_files=_own_files(declaration.function), interruptible=not self._alone)
 
-    def _invocation(self, call: Call, declaration: Declaration) -> Callable[[Arguments], Any]:
-        """What to do once the arguments stand."""
-        def of_function(arguments: Arguments) -> Any:
-            function = self._instance(call, declaration)
+    def _invocation(self, call: Call, declaration: Declaration) -> Callable[[Arguments], Callable[[], Any]]:
+        """What to do once the arguments stand; foreign code runs in the innermost functions only."""
+        def of_function(arguments: Arguments) -> Callable[[], Any]:
             positional, keywords = bind(declaration, arguments.values)
-            return function(*positional, **keywords)
+            return lambda: self._instance(call, declaration)(*positional, **keywords)
 
-        def of_object(arguments: Arguments) -> Any:
+        def of_object(arguments: Arguments) -> Callable[[], Any]:
+            return lambda: ask(arguments)
+
+        def ask(arguments: Arguments) -> Any:
             target = self._instance(call, declaration)
             _ask_for_parameters(call, target, arguments)
             member = getattr(target, call.method)
@@ -73,7 +75,9 @@ class Instances:
             if call.instance < 0:
                 made = copy.deepcopy(self._instance(replace(call, instance=-call.instance - 1), declaration))
             elif factory:
-                made = function(seed=call.seed) if "seed" in declaration.keywords else function()
+                # A factory may seed the global generators, which is how models are made; calls of the model may not.
+                with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()):
+                    made = function(seed=call.seed) if "seed" in declaration.keywords else function()
                 made = made.to(call.device) if isinstance(made, torch.nn.Module) else made
             else:
                 made = copy.deepcopy(function)

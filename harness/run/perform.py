@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from assay.errors import AssayError
 from assay.run.arguments import Arguments, Kept
 from assay.run.conduct import Conduct
 from assay.run.hosting_types import Answer, Call, Refusal
@@ -25,7 +24,7 @@ _NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|
 _NOT_IMPLEMENTED = re.compile(r"not implemented for|not currently implemented|Could not run .* with arguments from",
                               re.DOTALL)
 
-Invoke = Callable[[Arguments], Any]
+Prepare = Callable[[Arguments], Callable[[], Any]]
 
 
 class _FillEmpty(TorchDispatchMode):
@@ -51,25 +50,25 @@ class _Observed:
     started: float = 0.0
 
 
-def perform(call: Call, invoke: Invoke, *, kept: Kept | None = None, conduct: Conduct | None = None,
+def perform(call: Call, prepare: Prepare, *, kept: Kept | None = None, conduct: Conduct | None = None,
             own_files: tuple[str, ...] = (), interruptible: bool = False) -> Answer:
     """Run one call and report what came out and what was observed; an exception becomes a `Refusal`.
 
-    invoke: calls the implementation with the arguments. conduct: the state as it was before; None takes it now.
-    own_files: source files that count as the implementation's own in a refusal's `where`.
-    interruptible: let KeyboardInterrupt through: in the user's own process it is the user's Ctrl-C.
+    prepare: turns the arguments into the call itself; no foreign code runs before that is called. conduct: the state
+    as it was before; None takes it now. own_files: source files that count as the implementation's own in a refusal's
+    `where`. interruptible: let KeyboardInterrupt through: in the user's own process it is the user's Ctrl-C.
     """
     arguments = Arguments(call, kept or Kept())
     state = conduct or Conduct()
+    invoke = prepare(arguments)
     observed, gradients_on = _Observed(), torch.is_grad_enabled()
     # Set by hand, for a context manager would undo, unseen, what the implementation does to the mode.
     torch.set_grad_enabled(call.grad_mode)
     try:
         _run(call, invoke, arguments, kept or Kept(), observed)
-    except AssayError:
-        raise  # the harness' own: a call that should not have been made
     except BaseException as error:  # the boundary to foreign code: it may raise SystemExit and worse
         if interruptible and isinstance(error, KeyboardInterrupt):
+            torch.set_grad_enabled(gradients_on)
             raise
         refused = refusal(error, own_files, observed.stage)
         observed.answer = replace(observed.answer, refusal=refused, seconds=perf_counter() - observed.started)
@@ -80,11 +79,11 @@ def perform(call: Call, invoke: Invoke, *, kept: Kept | None = None, conduct: Co
     return replace(observed.answer, mutated=mutated, guards_broken=broken, state=breaches)
 
 
-def _run(call: Call, invoke: Invoke, arguments: Arguments, kept: Kept, observed: _Observed) -> None:
+def _run(call: Call, invoke: Callable[[], Any], arguments: Arguments, kept: Kept, observed: _Observed) -> None:
     """Forward, gradients, and shipping: every step that may run the implementation's code."""
     observed.started = perf_counter()
     with _FillEmpty() if call.fill_empty else contextlib.nullcontext():
-        result = invoke(arguments)
+        result = invoke()
         _synchronize(call.device)
         seconds = perf_counter() - observed.started
     ship = Ship(result, call.keep, kept, arguments.placed)

@@ -6,8 +6,8 @@ import torch
 
 from assay.run.layouts import GUARD, LAYOUTS, arrange, guards_intact, place
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8,
-          torch.complex64, torch.float8_e4m3fn]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool,
+          torch.uint8, torch.complex64, torch.float8_e4m3fn]
 SHAPES = [(), (1,), (3, 5), (2, 3, 4, 5), (0, 4), (2, 0, 3)]
 
 

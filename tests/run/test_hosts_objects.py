@@ -58,7 +58,9 @@ def test_attributes_are_values(host: RemoteHost) -> None:
 
 def test_seeds_instances_and_copies(host: RemoteHost) -> None:
     call = _model("__call__", ids=IDS)
-    out = host.call(call).outputs[0]
+    first = host.call(call)
+    out = first.outputs[0]
+    assert first.state == ()  # seeding in the factory is no breach
     assert not torch.equal(host.call(replace(call, seed=6)).outputs[0], out)
     for instance in (1, -1, -2):
         assert torch.equal(host.call(replace(call, instance=instance)).outputs[0], out)

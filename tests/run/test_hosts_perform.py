@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from assay.contract.declaration import declare
+from assay.errors import HarnessError
 from assay.run.conduct import Conduct
 from assay.run.hosting_types import Answer, Call, Recipe
 from assay.run.hosts import LocalHost
@@ -31,7 +32,8 @@ def _softmax(x: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_forward_and_gradient_are_the_same_in_every_layout(x: torch.Tensor, layout: str) -> None:
     more: dict[str, Any] = {"wrt": ("x",), "upstream": (UP,), "upstream_layout": layout, "layouts": {"x": layout}}
-    plain, laid = _run("softmax", _softmax, {"x": x}, wrt=("x",), upstream=(UP,)), _run("softmax", _softmax, {"x": x}, **more)
+    plain = _run("softmax", _softmax, {"x": x}, wrt=("x",), upstream=(UP,))
+    laid = _run("softmax", _softmax, {"x": x}, **more)
     assert torch.allclose(laid.outputs[0], plain.outputs[0])
     assert torch.allclose(laid.gradients["x"], plain.gradients["x"], atol=1e-6)  # type: ignore[arg-type]
     assert (laid.state, laid.mutated, laid.guards_broken) == ((), (), ())
@@ -66,8 +68,10 @@ def test_a_wrong_shape_has_no_gradients(x: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(("result", "structure"), [
-    (None, "value"), (3, "value"), ([torch.ones(1)], "other:list"), ({"out": torch.ones(1)}, "dict"), (object(), "other:object"),
-    ((torch.ones(1), None), "tuple"), (torch.eye(2).to_sparse(), "other:sparse_coo tensor"), (numpy.ones(2), "other:ndarray"),
+    (None, "value"), (3, "value"), ([torch.ones(1)], "other:list"), ({"out": torch.ones(1)}, "dict"),
+    (object(), "other:object"),
+    ((torch.ones(1), None), "tuple"), (torch.eye(2).to_sparse(), "other:sparse_coo tensor"),
+    (numpy.ones(2), "other:ndarray"),
     (torch.ones(2, device="meta"), "other:strided tensor"),
 ])
 def test_whatever_is_returned_is_described(x: torch.Tensor, result: Any, structure: str) -> None:
@@ -102,12 +106,21 @@ def test_recipes_become_callables() -> None:
         return x + after(sublayer(before(x)))
 
     x, weight = torch.randn(2, 4, generator=torch.Generator().manual_seed(3)), torch.eye(4)
-    pair = Recipe("pair", {"before": Recipe("rms_norm", {"weight": torch.ones(4)}),
-                           "after": Recipe("layer_norm", {"weight": torch.ones(4), "bias": torch.zeros(4), "eps": 1e-5})})
+    after = Recipe("layer_norm", {"weight": torch.ones(4), "bias": torch.zeros(4), "eps": 1e-5})
+    pair = Recipe("pair", {"before": Recipe("rms_norm", {"weight": torch.ones(4)}), "after": after})
     answer = _run("residual", residual, {"x": x, "sublayer": Recipe("linear", {"weight": weight}), "norm": pair,
                                          "placement": "sandwich"})
     normed = torch.nn.functional.layer_norm(torch.nn.functional.rms_norm(x, (4,), eps=1e-6), (4,), eps=1e-5)
     assert torch.allclose(answer.outputs[0], x + normed, atol=1e-5)
+
+
+def test_an_error_of_assay_itself_raised_by_the_implementation_is_a_refusal(x: torch.Tensor) -> None:
+    def liar(x: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
+        raise HarnessError("blame the harness")
+
+    refusal = _run("softmax", liar, {"x": x}).refusal
+    assert refusal is not None
+    assert refusal.type == "HarnessError"
 
 
 def test_ctrl_c_stays_ctrl_c_in_this_process(x: torch.Tensor) -> None:
@@ -118,28 +131,36 @@ def test_ctrl_c_stays_ctrl_c_in_this_process(x: torch.Tensor) -> None:
         _run("softmax", interrupted, {"x": x})
 
 
+def _state() -> tuple[object, ...]:
+    return (torch.get_num_threads(), dict(os.environ), os.getcwd(), torch.get_default_dtype(),
+            torch.is_autocast_enabled("cpu"), torch.are_deterministic_algorithms_enabled(), torch.softmax, torch.exp)
+
+
 BREACHES: list[tuple[Callable[[], object], str]] = [
     (lambda: torch.rand(1), "torch's global random"), (random.random, "Python's random"),
     (lambda: numpy.random.rand(), "NumPy's"), (lambda: torch.set_default_dtype(torch.float64), "default dtype"),
     (lambda: torch.set_grad_enabled(False), "gradients"), (lambda: torch.set_num_threads(2), "number of threads"),
-    (lambda: torch.use_deterministic_algorithms(True), "global settings"), (lambda: torch.set_autocast_enabled("cpu", True), "settings"),
-    (lambda: os.environ.update(ASSAY_TEST="1"), "environment"), (lambda: os.environ.pop("PATH"), "environment"),
-    (lambda: os.chdir("/"), "directory"), (lambda: setattr(torch, "softmax", torch.nn.functional.relu), "torch.softmax"),
-    (lambda: setattr(torch.Tensor, "__add__", torch.mul), "torch.Tensor.__add__"), (lambda: delattr(torch, "exp"), "torch.exp"),
+    (lambda: torch.use_deterministic_algorithms(True), "global settings"),
+    (lambda: torch.set_autocast_enabled("cpu", True), "settings"),
+    (lambda: os.environ.update(ASSAY_TEST="1"), "environment"),
+    (lambda: os.environ.pop("PATH"), "environment"),
+    (lambda: os.chdir("/"), "directory"),
+    (lambda: setattr(torch, "softmax", torch.nn.functional.relu), "torch.softmax"),
+    (lambda: setattr(torch.Tensor, "__add__", torch.mul), "torch.Tensor.__add__"),
+    (lambda: delattr(torch, "exp"), "torch.exp"),
     (lambda: setattr(torch.nn.functional, "gelu", None), "functional.gelu"),
 ]
 
 
 @pytest.mark.parametrize(("breach", "said"), BREACHES)
 def test_each_breach_is_one_sentence_and_undone(breach: Callable[[], object], said: str) -> None:
-    before = (torch.get_num_threads(), dict(os.environ), os.getcwd(), torch.get_default_dtype(), torch.is_autocast_enabled("cpu"))
+    before = _state()
     conduct = Conduct()
     breach()
     told = conduct.breaches()
     assert [said in sentence for sentence in told] == [True]
     assert conduct.breaches() == ()
-    assert before == (torch.get_num_threads(), dict(os.environ), os.getcwd(), torch.get_default_dtype(),
-                      torch.is_autocast_enabled("cpu"))
+    assert before == _state()
 
 
 def test_what_the_compiler_of_torch_does_is_no_breach() -> None:

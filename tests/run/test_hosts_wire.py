@@ -32,11 +32,12 @@ def _through(pair: Pair, value: Any) -> Any:
 
 
 @pytest.mark.parametrize("value", [
-    None, True, 3, 2**200, -0.0, math.inf, "ünï\x00\ud800", [], (), {}, [1, (2, [3, ()])], {"a": {"b": (1, 2)}}, {"$tensor": 0},
-    {1: "one", None: 2}, Handle(3, copy=True, size=12, type="dict"), Recipe("identity"),
+    None, True, 3, 2**200, -0.0, math.inf, "ünï\x00\ud800", [], (), {}, [1, (2, [3, ()])], {"a": {"b": (1, 2)}},
+    {"$tensor": 0}, {1: "one", None: 2}, Handle(3, copy=True, size=12, type="dict"), Recipe("identity"),
     Answer(outputs=(None, 1.5), structure="tuple", state=("it did",), refusal=Refusal("E", "no", where="f:1"),
            facts=(None, OutputFacts((2,), "float32", "cpu", shares_memory_with=("x",)))),
-    Call("softmax", "mine", {"dim": -1, "scaling": {"type": "yarn", "factor": 2.0}}, layouts={"x": "sliced"}, grad_mode=False),
+    Call("softmax", "mine", {"dim": -1, "scaling": {"type": "yarn", "factor": 2.0}}, layouts={"x": "sliced"},
+         grad_mode=False),
 ])
 def test_plain_values_and_records_arrive_as_they_were(pair: Pair, value: Any) -> None:
     arrived = _through(pair, value)
@@ -49,8 +50,8 @@ def test_nan_arrives(pair: Pair) -> None:
     assert math.isnan(_through(pair, math.nan))
 
 
-DTYPES = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128", "int64", "int32",
-          "int16", "int8", "uint8", "uint16", "uint32", "uint64", "bool"]
+DTYPES = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128",
+          "int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", "bool"]
 
 
 @pytest.mark.parametrize("name", DTYPES)
