@@ -1,4 +1,5 @@
 """Legitimate ways to compute attention: none of them may ever fail."""
+
 from __future__ import annotations
 
 import functools
@@ -38,13 +39,17 @@ def _factor(q: torch.Tensor, scale: float | None) -> float:
 
 
 def _scores(
-    q: torch.Tensor, k: torch.Tensor, seen: torch.Tensor, bias: Any, scale: float | None, softcap: float | None, both: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    seen: torch.Tensor,
+    bias: Any,
+    scale: float | None,
+    softcap: float | None,
+    both: bool,
 ) -> torch.Tensor:
     factor = _factor(q, scale)
-    if both:
-        s = (q * factor**0.5) @ (k * factor**0.5).transpose(-1, -2)
-    else:
-        s = (q @ k.transpose(-1, -2)) * factor
+    left, right, after = (q * factor**0.5, k * factor**0.5, 1.0) if both else (q, k, factor)
+    s = (left @ right.transpose(-1, -2)) * after
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
     if bias is not None:
@@ -53,10 +58,21 @@ def _scores(
 
 
 def _whole(
-    inner: Inner, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, mask: Any = None, bias: Any = None, causal: bool = False,
-    window: Any = None, scale: float | None = None, softcap: float | None = None, inside: str = "input", both: bool = False,
+    inner: Inner,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    causal: bool = False,
+    window: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    inside: str = "input",
+    both: bool = False,
     order: str = "forward",
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Scores in the type `inside`, then the way at hand; rows that see no key give zeros."""
     dtype = q.dtype
     wide = {"input": dtype, "float32": torch.promote_types(torch.float32, dtype), "float64": torch.float64}[inside]
@@ -165,9 +181,18 @@ def _flash(s: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def _sdpa(
-    backend: SDPBackend | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, mask: Any = None, bias: Any = None,
-    causal: bool = False, window: Any = None, scale: float | None = None, softcap: float | None = None,
-) -> torch.Tensor:  # fmt: skip
+    backend: SDPBackend | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    causal: bool = False,
+    window: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
     """torch's scaled_dot_product_attention, through one backend or whichever it picks."""
     if softcap is not None:
         raise NotImplementedError("softcap")

@@ -1,4 +1,5 @@
 """Legitimate ways to compute a softmax: none of them may ever fail."""
+
 from __future__ import annotations
 
 import math
@@ -98,7 +99,16 @@ def own_backward(x: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
 BENIGN: dict[str, Way] = {
     way.__name__: way
     for way in (
-        fused, written_out, through_logarithm, in_single, in_double, base_two, by_reciprocal, reversed_order,
-        one_after_another, halves_merged, own_backward,
+        fused,
+        written_out,
+        through_logarithm,
+        in_single,
+        in_double,
+        base_two,
+        by_reciprocal,
+        reversed_order,
+        one_after_another,
+        halves_merged,
+        own_backward,
     )
-}  # fmt: skip
+}

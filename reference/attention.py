@@ -1,4 +1,5 @@
 """Scaled dot-product attention: the reference formula and the legitimate ways to evaluate it."""
+
 from __future__ import annotations
 
 import math
@@ -14,20 +15,29 @@ Window = int | tuple[int, int] | None
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, mask: torch.Tensor | None = None, bias: torch.Tensor | None = None,
-    causal: bool = False, window: Window = None, scale: float | None = None, softcap: float | None = None,
-    causal_alignment: str = "bottom_right", empty_row: str = "zeros",
-) -> torch.Tensor:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    mask: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    causal: bool = False,
+    window: Window = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    causal_alignment: str = "bottom_right",
+    empty_row: str = "zeros",
+) -> torch.Tensor:
     """Each query's mean of the values, weighted by the softmax of its scores with the keys.
 
-    out = softmax(cap(scale q k^T) + bias + masks) v, scale = 1/sqrt(D) unless given, cap(s) = softcap tanh(s / softcap).
+    out = softmax(cap(scale q k^T) + bias + masks) v, scale = 1/sqrt(D) unless given, cap(s) = softcap tanh(s/softcap).
 
     q: (B, H, Tq, D)
     k: (B, G, Tk, D), G divides H; head h reads group floor(h G / H)
     v: (B, G, Tk, Dv)
     mask: bool, broadcasts to (B, H, Tq, Tk), True = may attend
     bias: float, broadcasts likewise; minus infinity masks
-    causal: query i sees keys up to its own position; window w: the last w of them (a pair: so many to the left and right)
+    causal: query i sees keys up to its own position; window w: the last w of them (a pair: so many left and right)
     causal_alignment: the last query is at the last key (`bottom_right`), or the first at the first (`top_left`)
     empty_row: a query that sees no key gives `zeros`, the `mean` of all values, or a `nan_row`
     returns: (B, H, Tq, Dv)
@@ -52,7 +62,9 @@ def grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Te
     """Query heads by the group that they read from; keys and values are shared within it."""
     heads, groups = q.shape[1], k.shape[1]
     if heads % groups:
-        raise ValueError(f"k.shape[1]={groups} must divide the number of query heads, got {heads}; repeat or drop heads")
+        raise ValueError(
+            f"k.shape[1]={groups} must divide the number of query heads, got {heads}; repeat or drop heads"
+        )
     by_group = q.reshape(q.shape[0], groups, heads // groups, *q.shape[2:])  # (B, G, H/G, Tq, D)
     return by_group, k.unsqueeze(2), v.unsqueeze(2)  # (B, G, 1, Tk, D), (B, G, 1, Tk, Dv)
 
@@ -85,9 +97,14 @@ def with_bias(scores: torch.Tensor, bias: torch.Tensor | None, heads: int) -> to
 
 
 def visibility(
-    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, bias: torch.Tensor | None,
-    causal: bool, window: Window, causal_alignment: str,
-) -> torch.Tensor | None:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    causal: bool,
+    window: Window,
+    causal_alignment: str,
+) -> torch.Tensor | None:
     """Which keys each query may attend to, broadcasting to (B, H, Tq, Tk); None: all."""
     visible = mask
     if bias is not None:
@@ -108,13 +125,16 @@ def positions_seen(
     offset = keys - queries if causal_alignment == "bottom_right" else 0
     row = torch.arange(queries, device=device).unsqueeze(-1) + offset
     column = torch.arange(keys, device=device)
-    left, right = (window - 1, 0) if isinstance(window, int) else (keys + queries, keys + queries) if window is None else window
+    left, right = (
+        (window - 1, 0) if isinstance(window, int) else (keys + queries, keys + queries) if window is None else window
+    )
     seen = (column >= row - left) & (column <= row + (0 if causal else right))
     return seen
 
 
 def masked(scores: torch.Tensor, visible: torch.Tensor | None, heads: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Scores with minus infinity where nothing is seen, and which rows (B, H, Tq, 1) see nothing: those are zeroed here,
+    """Scores with minus infinity where nothing is seen, and which rows (B, H, Tq, 1) see nothing: those are zeroed
+    here,
     because after the softmax it would be too late for their gradients."""
     if visible is None:
         return scores, None
@@ -143,10 +163,19 @@ def closed(out: torch.Tensor, empty: torch.Tensor | None, empty_row: str) -> tor
 
 
 def online_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, mask: torch.Tensor | None = None, bias: torch.Tensor | None = None,
-    causal: bool = False, window: Window = None, scale: float | None = None, softcap: float | None = None,
-    causal_alignment: str = "bottom_right", empty_row: str = "zeros",
-) -> torch.Tensor:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    mask: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    causal: bool = False,
+    window: Window = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    causal_alignment: str = "bottom_right",
+    empty_row: str = "zeros",
+) -> torch.Tensor:
     """Scaled on both sides, summed as the keys come, divided at the end."""
     factor = scale_of(q, scale)
     root = math.sqrt(abs(factor))
@@ -161,10 +190,18 @@ def online_attention(
 
 
 def recomputed_weights(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, mask: torch.Tensor | None = None, bias: torch.Tensor | None = None,
-    causal: bool = False, window: Window = None, scale: float | None = None, softcap: float | None = None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    mask: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    causal: bool = False,
+    window: Window = None,
+    scale: float | None = None,
+    softcap: float | None = None,
     causal_alignment: str = "bottom_right",
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Weights as exp(score - lse), the capped scores, and the rows that see no key.
 
     The keys may have been split, and the log-sum-exps of the parts merged: as if in two parts of equal weight.
@@ -200,19 +237,20 @@ QUERY_TILE = 32  # the smallest that CPU flash attention uses in its backward: p
 
 
 def over_tiles(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """left^T right, summed over rows a tile at a time, each partial sum stored: (..., T, M), (..., T, N) -> (..., M, N)."""
+    """left^T right, summed over rows a tile at a time, each partial sum stored: (..., T, M), (..., T, N) -> (..., M,
+    N)."""
     if left.shape[-2] <= QUERY_TILE:
         return left.transpose(-1, -2) @ right
     tiles = [
-        a.transpose(-1, -2) @ b
-        for a, b in zip(left.split(QUERY_TILE, -2), right.split(QUERY_TILE, -2), strict=True)
-    ]  # fmt: skip
+        a.transpose(-1, -2) @ b for a, b in zip(left.split(QUERY_TILE, -2), right.split(QUERY_TILE, -2), strict=True)
+    ]
     with precision("spilled"):
         return torch.stack(tiles).sum(0)
 
 
 def of_parts(inner: torch.Tensor, weighed: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """D as it comes out of keys that were split: a part's own D, up to the largest dP seen, and what is left to the whole's."""
+    """D as it comes out of keys that were split: a part's own D, up to the largest dP seen, and what is left to the
+    whole's."""
     if weighed.shape[-1] == 0:
         return inner
     part = freely_chosen(weighed.masked_fill(weights == 0, 0.0).abs().amax(-1, keepdim=True))
@@ -221,9 +259,17 @@ def of_parts(inner: torch.Tensor, weighed: torch.Tensor, weights: torch.Tensor) 
 
 
 def flash_backward(
-    upstream: torch.Tensor, wrt: tuple[str, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
-    scale: float | None = None, softcap: float | None = None, empty_row: str = "zeros", **options: Any,
-) -> Mapping[str, torch.Tensor]:  # fmt: skip
+    upstream: torch.Tensor,
+    wrt: tuple[str, ...],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    empty_row: str = "zeros",
+    **options: Any,
+) -> Mapping[str, torch.Tensor]:
     """Gradients from recomputed weights: dS = P (dP - D), D = rowsum(dO O), dV and dK a tile of queries at a time.
 
     Source: Dao et al., "FlashAttention", appendix B.2, arXiv:2205.14135.
@@ -252,8 +298,8 @@ def flash_backward(
     return {name: gradients[name]() for name in wrt}
 
 
-# An online sum over tiles of one key takes, at each step: the rescaling factor (an exponential accurate to 4 units, rounded
-# once), the product, and the addition.
+# An online sum over tiles of one key takes, at each step: the rescaling factor (an exponential accurate to 4 units,
+# rounded once), the product, and the addition.
 ONLINE_ADDITIONS = 7
 
 FORMS: tuple[Form, ...] = (

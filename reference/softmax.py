@@ -1,4 +1,5 @@
 """Softmax: the reference formula and the legitimate ways to evaluate it."""
+
 from __future__ import annotations
 
 import math
@@ -56,7 +57,8 @@ def softmax_by_logarithm(x: torch.Tensor, *, dim: int = -1, empty_row: str = "na
 
 
 def softmax_of_parts(x: torch.Tensor, *, dim: int = -1, empty_row: str = "nan_row") -> torch.Tensor:
-    """Parts summed online, merged by their log-sum-exps (as if two of equal weight), which carry the maximum with them."""
+    """Parts summed online, merged by their log-sum-exps (as if two of equal weight), which carry the maximum with
+    them."""
     if x.shape[dim] == 0:
         return x * 1.0
     filled, empty = _filled(x, dim)
@@ -68,8 +70,8 @@ def softmax_of_parts(x: torch.Tensor, *, dim: int = -1, empty_row: str = "nan_ro
     return _closed((filled - part).exp() * share, empty, empty_row)
 
 
-# An online sum over tiles of one entry takes, at each step: the rescaling factor (an exponential accurate to 4 units, rounded
-# once), the product, and the addition.
+# An online sum over tiles of one entry takes, at each step: the rescaling factor (an exponential accurate to 4 units,
+# rounded once), the product, and the addition.
 ONLINE_ADDITIONS = 7
 
 FORMS: tuple[Form, ...] = (

@@ -1,4 +1,5 @@
 """What an implementation declares about its arithmetic, and the rounding model that follows from it."""
+
 from __future__ import annotations
 
 import math
@@ -59,10 +60,10 @@ CHOICES: dict[str, tuple[Any, ...]] = {  # default first, as in the contract
     "tanh": ("accurate", "fast"),
 }
 
-# Relative accuracy of a math function, beyond the rounding of its result: (multiples of u of the type it is computed in, which
-# is float32 or wider; floor that does not shrink with the type). Accurate: vectorised libraries stay within 2 ulp = 4u; erf
-# is meant absolutely (relative to 1): torch's vectorised one is the Abramowitz-Stegun formula, 1.5e-7 = 2.5u. Fast: hardware
-# tanh.approx is good to 2**-11, polynomial exp2 on tensor-core kernels to 8.8e-5.
+# Relative accuracy of a math function, beyond the rounding of its result: (multiples of u of the type it is computed
+# in, which is float32 or wider; floor that does not shrink with the type). Accurate: vectorised libraries stay within
+# 2 ulp = 4u; erf is meant absolutely (relative to 1): torch's vectorised one is the Abramowitz-Stegun formula, 1.5e-7
+# = 2.5u. Fast: hardware tanh.approx is good to 2**-11, polynomial exp2 on tensor-core kernels to 8.8e-5.
 ACCURACY: dict[tuple[str, str], tuple[float, float]] = {
     ("exp", "accurate"): (4.0, 0.0),
     ("exp", "fast"): (4.0, 2.0**-13),
@@ -119,7 +120,8 @@ class Arithmetic:
         def choose(choice: str) -> Format:
             return store if choice == "input" else FORMATS[choice]
 
-        # Nobody sums float64 numbers in float32: the accumulator is never narrower than the input type unless it is said to be.
+        # Nobody sums float64 numbers in float32: the accumulator is never narrower than the input type unless it is
+        # said to be.
         accumulate = wider(choose(self.accumulate), store)
         return Model(
             store=store,

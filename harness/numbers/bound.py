@@ -1,4 +1,5 @@
 """Tensors with error bars: (value, bar) pairs that ATen rules carry through any torch code, forward and backward."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -43,7 +44,7 @@ def current() -> Engine:
     return _ENGINE.get() or _MEASURING
 
 
-class Bounded(torch.Tensor):
+class Bounded(torch.Tensor):  # type: ignore[misc]
     """A float64 value with an error bar: the exact number lies within `bar` of `value`, element by element."""
 
     _value: torch.Tensor
@@ -56,8 +57,13 @@ class Bounded(torch.Tensor):
     def __new__(
         cls, value: torch.Tensor, bar: torch.Tensor | None = None, *, requires_grad: bool = False, is_view: bool = False
     ) -> Bounded:
-        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, value.shape, strides=value.stride(), dtype=torch.float64, device=value.device, requires_grad=requires_grad
+        made = torch.Tensor._make_wrapper_subclass(
+            cls,
+            value.shape,
+            strides=value.stride(),
+            dtype=torch.float64,
+            device=value.device,
+            requires_grad=requires_grad,
         )
         made._value, made._bar, made._is_view = value, bar, is_view
         return made  # type: ignore[no-any-return]
@@ -106,7 +112,9 @@ def _compare(op: str, plain: Any, left: Bounded, right: object) -> Any:
         return plain(left, right)
     hook = comparison_hook.get()
     if hook is None:
-        raise HarnessError(f"comparison={op!r} on a measured tensor needs an open ledger, got none; decide inside a property")
+        raise HarnessError(
+            f"comparison={op!r} on a measured tensor needs an open ledger, got none; decide inside a property"
+        )
     return hook(op, left, right)
 
 
@@ -120,7 +128,7 @@ def lift(tensor: torch.Tensor, bar: torch.Tensor | None = None, *, requires_grad
     return Bounded(value, known, requires_grad=requires_grad)
 
 
-class _EngineMode(TorchDispatchMode):
+class _EngineMode(TorchDispatchMode):  # type: ignore[misc]
     """Sees every operation, also those on plain tensors (positions, frequencies, masks)."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -143,7 +151,9 @@ PRECISIONS: dict[str, Callable[[Model], Model]] = {
     "angles": lambda m: replace(m, internal=m.angles, accumulate=wider(m.accumulate, m.angles)),
     "tables": lambda m: replace(m, internal=m.tables, accumulate=wider(m.accumulate, m.tables)),
     "statistics": lambda m: replace(m, internal=wider(m.accumulate, m.internal)),
-    "spilled": lambda m: replace(m, accumulate=m.internal if m.internal.u > m.accumulate.u else m.accumulate, additions=1),
+    "spilled": lambda m: replace(
+        m, accumulate=m.internal if m.internal.u > m.accumulate.u else m.accumulate, additions=1
+    ),
 }
 
 
@@ -169,7 +179,8 @@ def precision(name: str) -> Iterator[None]:
 
 
 def freely_chosen(tensor: torch.Tensor) -> torch.Tensor:
-    """A number that the formula's result does not depend on (a softmax's shift): its value, cut from gradient and bar."""
+    """A number that the formula's result does not depend on (a softmax's shift): its value, cut from gradient and
+    bar."""
     if isinstance(tensor, Bounded):
         return Bounded(tensor._value, None)
     return tensor.detach()
@@ -178,20 +189,21 @@ def freely_chosen(tensor: torch.Tensor) -> torch.Tensor:
 def row_maximum(tensor: torch.Tensor, dim: int) -> torch.Tensor:
     """The shift of a softmax, as plain code differentiates it: freely chosen, yet with a gradient.
 
-    The gradient that reaches the shift sums to zero exactly, but in rounded arithmetic its error is real, and lands on whichever
+    The gradient that reaches the shift sums to zero exactly, but in rounded arithmetic its error is real, and lands
+    on whichever
     entries the implementation took for the largest: any whose bar reaches the maximum.
     """
     if isinstance(tensor, Bounded):
-        return _RowMaximum.apply(tensor, dim)  # type: ignore[no-any-return, no-untyped-call]
+        return _RowMaximum.apply(tensor, dim)  # type: ignore[no-any-return]
     return tensor.amax(dim, keepdim=True)
 
 
-class _RowMaximum(torch.autograd.Function):
+class _RowMaximum(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, tensor: Bounded, dim: int) -> Bounded:
         ctx.tensor = tensor.detach()
         ctx.dim = dim
-        return freely_chosen(tensor.amax(dim, keepdim=True))  # type: ignore[return-value]
+        return Bounded(tensor.amax(dim, keepdim=True)._value, None)
 
     @staticmethod
     def backward(ctx: Any, upstream: Bounded) -> tuple[Bounded, None]:
@@ -238,7 +250,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, bounde
 
 def _floating(out: Any) -> bool:
     if isinstance(out, torch.Tensor):
-        return out.is_floating_point()
+        return bool(out.is_floating_point())
     return isinstance(out, (tuple, list)) and any(_floating(part) for part in out)
 
 
@@ -262,7 +274,7 @@ def parts(operand: Any) -> tuple[Any, Any]:
         held = representable(value, fmt)
         if held is True or bool(held.all()):  # type: ignore[union-attr]
             return value, None
-        return value, torch.where(held, 0.0, value.abs() * fmt.u + fmt.eta)  # type: ignore[arg-type]
+        return value, torch.where(held, 0.0, value.abs() * fmt.u + fmt.eta)
     number = float(operand)
     if number == 0.0 or number in (1.0, -1.0, 2.0, 0.5) or fmt.name == "float64":
         return number, None
@@ -304,16 +316,18 @@ def rounding(reach: torch.Tensor, fmt: Format) -> torch.Tensor:
     return reach * (fmt.u + 4.0 * DOUBLE_U) + reach.sign() * (2.0 * fmt.eta)
 
 
-def rounded(value: torch.Tensor, bar: Any, exact: Callable[[], Any] | None = None, fmt: Format | None = None) -> Bounded:
+def rounded(
+    value: torch.Tensor, bar: Any, exact: Callable[[], Any] | None = None, fmt: Format | None = None
+) -> Bounded:
     """Round an elementwise result to the internal format.
 
-    exact: tells (lazily) where float64 computed it without error from exact inputs; there, what the format holds does not
+    exact: tells (lazily) where float64 computed it without error from exact inputs; what the format holds then does not
     round. None: rounds everywhere.
     """
     fmt = fmt or current().model.internal
     reach = value.abs()
     if bar is None:
-        unrounded = None if exact is None else representable(value, fmt) & _as_mask(exact())
+        unrounded = None if exact is None else representable(value, fmt) & exact()
         if unrounded is True or (isinstance(unrounded, torch.Tensor) and bool(unrounded.all())):
             return finish(value, None)
         total = rounding(reach, fmt)
@@ -324,12 +338,8 @@ def rounded(value: torch.Tensor, bar: Any, exact: Callable[[], Any] | None = Non
     if exact is not None:
         sure = bar == 0
         if bool(sure.any()):
-            total = total.masked_fill(sure & representable(value, fmt) & _as_mask(exact()), 0.0)
+            total = total.masked_fill(sure & representable(value, fmt) & exact(), 0.0)
     return finish(value, total)
-
-
-def _as_mask(flag: Any) -> Any:
-    return flag
 
 
 def values(operand: Any) -> Any:

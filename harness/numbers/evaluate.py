@@ -1,4 +1,6 @@
-"""Evaluate a kind's formula under a declared arithmetic: exact values, and bars that cover every legitimate form of it."""
+"""Evaluate a kind's formula under a declared arithmetic: exact values, and bars that cover every legitimate form of
+it."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +11,7 @@ import torch
 
 from assay.errors import HarnessError
 from assay.numbers.arithmetic import Arithmetic, Model
-from assay.numbers.bound import Bounded, engine, lift, rounding
+from assay.numbers.bound import Bounded, engine, rounding
 from assay.numbers.forms import Form
 
 SECOND_ORDER = 1.0 + 2.0**-30  # covers the float64 roundings of the bars themselves, thousands of operations deep
@@ -17,7 +19,8 @@ SECOND_ORDER = 1.0 + 2.0**-30  # covers the float64 roundings of the bars themse
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the formula gives: outputs and gradients with bars, and whether any intermediate may leave the declared range."""
+    """What the formula gives: outputs and gradients with bars, and whether any intermediate may leave the declared
+    range."""
 
     outputs: tuple[Any, ...]  # Bounded where floating, plain tensors and None as they come
     gradients: dict[str, Bounded] = field(default_factory=dict)
@@ -44,7 +47,8 @@ def evaluate(
 ) -> Evaluation:
     """Run every applicable form; the value is the first form's, the bar the maximum of bar and distance over forms.
 
-    arguments: floating tensors are exact in their own dtype; anything else passes as it is, also inside dicts and lists.
+    arguments: floating tensors are exact in their own dtype; anything else passes as it is, also inside dicts and
+    lists.
     upstream: gradients of the floating outputs, one each; needed with `wrt`.
     wrt: names of arguments, or paths into dict arguments ("params/attn.w_q").
     """
@@ -120,9 +124,7 @@ def _differentiable(out: Any) -> bool:
     return isinstance(out, torch.Tensor) and out.is_floating_point()
 
 
-def _autograd(
-    outputs: tuple[Any, ...], upstream: tuple[Bounded, ...], leaves: Mapping[str, Bounded]
-) -> dict[str, Any]:
+def _autograd(outputs: tuple[Any, ...], upstream: tuple[Bounded, ...], leaves: Mapping[str, Bounded]) -> dict[str, Any]:
     floating = [out for out in outputs if _differentiable(out)]
     if len(floating) != len(upstream):
         raise HarnessError(f"upstream={len(upstream)} tensors for {len(floating)} floating outputs; give one each")
@@ -191,6 +193,6 @@ def _joined(runs: Mapping[str, _Run], model: Model) -> Evaluation:
 def _overflows(results: Sequence[Any], model: Model) -> bool:
     """Whether a finite result may leave the stored type."""
     bounded = [part for part in results if isinstance(part, Bounded) and part.numel()]
-    return any(bool((part.value.isfinite() & ~(part.value.abs() + part.bar <= model.store.largest)).any()) for part in bounded)
-
-
+    return any(
+        bool((part.value.isfinite() & ~(part.value.abs() + part.bar <= model.store.largest)).any()) for part in bounded
+    )

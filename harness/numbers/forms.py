@@ -1,4 +1,5 @@
 """Forms: the legitimate ways to evaluate one formula. A bar is the maximum over a kind's forms."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -14,8 +15,8 @@ class Form:
     forward: same call as the kind's reference, conventions as extra keywords.
     backward: explicit gradient `(upstream, wrt, **arguments) -> {name: gradient}` where implementations do not
         differentiate the forward form but recompute (flash attention); None: autograd through `forward`.
-    additions: roundings that each addend of a sum may go through (online softmax rescales its sum at every tile): the sum
-        rule uses gamma_{additions*n}.
+    additions: roundings that each addend of a sum may go through (online softmax rescales its sum at every tile): the
+        sum rule uses gamma_{additions*n}.
     applies: whether this form exists for these arguments (None: always).
     """
 

@@ -1,4 +1,5 @@
 """All error rules: importing this module registers them."""
+
 from __future__ import annotations
 
 from assay.numbers import (
@@ -11,7 +12,12 @@ from assay.numbers import (
 )
 
 __all__ = [
-    "rules_arithmetic", "rules_discrete", "rules_functions", "rules_products", "rules_reductions", "rules_structural",
-]  # fmt: skip
+    "rules_arithmetic",
+    "rules_discrete",
+    "rules_functions",
+    "rules_products",
+    "rules_reductions",
+    "rules_structural",
+]
 
 rules_structural.register_in_place()

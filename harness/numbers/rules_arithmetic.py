@@ -1,4 +1,5 @@
 """Elementwise arithmetic: propagated bars, then one rounding to the internal format unless provably exact."""
+
 from __future__ import annotations
 
 import math
@@ -99,8 +100,17 @@ def _reciprocal(func: Any, tensor: Any) -> Bounded:
     return _div(func, 1.0, tensor)  # type: ignore[no-any-return]
 
 
-@rule(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default, aten.remainder.Scalar, aten.remainder.Tensor,
-      aten.floor.default, aten.ceil.default, aten.round.default, aten.trunc.default)  # fmt: skip
+@rule(
+    aten.div.Tensor_mode,
+    aten.div.Scalar_mode,
+    aten.floor_divide.default,
+    aten.remainder.Scalar,
+    aten.remainder.Tensor,
+    aten.floor.default,
+    aten.ceil.default,
+    aten.round.default,
+    aten.trunc.default,
+)
 def _steps(func: Any, *args: Any, **kwargs: Any) -> Bounded:
     """Step functions: by value, exact on exact input; an uncertain input may be a whole step away."""
     bars = [parts(a)[1] for a in args if isinstance(a, (torch.Tensor, float))]
@@ -138,8 +148,15 @@ def _extremum(func: Any, left: Any, right: Any) -> Bounded:
     return Bounded(value, _larger(le, re, value))
 
 
-@rule(aten.clamp.default, aten.clamp.Tensor, aten.clamp_min.default, aten.clamp_max.default, aten.clamp_min.Tensor,
-      aten.clamp_max.Tensor, aten.hardtanh.default)  # fmt: skip
+@rule(
+    aten.clamp.default,
+    aten.clamp.Tensor,
+    aten.clamp_min.default,
+    aten.clamp_max.default,
+    aten.clamp_min.Tensor,
+    aten.clamp_max.Tensor,
+    aten.hardtanh.default,
+)
 def _clamp(func: Any, tensor: Any, *limits: Any, **named: Any) -> Bounded:
     """Clamping moves no two numbers apart; limits that round move the result by their own rounding."""
     value, bar = parts(tensor)

@@ -1,11 +1,12 @@
 """Indexing, sorting and scattering: positions are chosen by value; sums into one place round in the stored type."""
+
 from __future__ import annotations
 
 from typing import Any
 
 import torch
 
-from assay.numbers.bound import DOUBLE_U, Bounded, current, parts, plus, rounded, rule, values
+from assay.numbers.bound import DOUBLE_U, Bounded, current, parts, plus, rounded, rule
 from assay.numbers.rules_reductions import on_a_grid
 
 aten = torch.ops.aten

@@ -1,4 +1,5 @@
 """Functions of one number: interval ends for monotone ones, the declared accuracy of the library, then a rounding."""
+
 from __future__ import annotations
 
 import math
@@ -11,7 +12,9 @@ from assay.numbers.arithmetic import Model
 from assay.numbers.bound import Bounded, current, finish, freely_chosen, parts, plus, rounded, rule, values
 
 aten = torch.ops.aten
-ARGUMENT_ROUNDINGS = 1.5  # exp2 forms multiply the argument by log2(e): one rounding of the product, half a one of the constant
+ARGUMENT_ROUNDINGS = (
+    1.5  # exp2 forms multiply the argument by log2(e): one rounding of the product, half a one of the constant
+)
 
 
 def _accurate(value: torch.Tensor, bar: Any, name: str) -> torch.Tensor:
@@ -214,7 +217,8 @@ def _tanh_backward(func: Any, gradient: Any, output: Any) -> Any:
 
 @rule(aten.softplus.default)
 def _softplus(func: Any, tensor: Any, beta: Any = 1, threshold: Any = 20) -> Any:
-    """max(x, 0) + log(1 + exp(-|x|)); beyond the threshold torch returns x, which differs by less than exp(-threshold)."""
+    """max(x, 0) + log(1 + exp(-|x|)); beyond the threshold torch returns x, which differs by less than
+    exp(-threshold)."""
     scaled = tensor if beta == 1 else tensor * beta
     out = scaled.clamp_min(0.0) + (-scaled.abs()).exp().log1p()
     cut = torch.where(values(scaled) > threshold - 1.0, (-values(scaled)).exp(), 0.0)

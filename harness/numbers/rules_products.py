@@ -1,4 +1,6 @@
-"""Matrix products: propagated bars, one rounding per product, gamma_n of the accumulation format, one internal rounding."""
+"""Matrix products: propagated bars, one rounding per product, gamma_n of the accumulation format, one internal
+rounding."""
+
 from __future__ import annotations
 
 import math
@@ -84,10 +86,10 @@ def product(left: Any, right: Any) -> Bounded:
 
 
 @rule(aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default)
-def _matmul(func: Any, left: Any, right: Any) -> Bounded:
+def _matmul(func: Any, left: Any, right: Any) -> Any:
     if right.dim() == 1:
         column = product(left.unsqueeze(0) if left.dim() == 1 else left, right.unsqueeze(-1))
-        return column.squeeze(-1).squeeze(-1) if left.dim() == 1 else column.squeeze(-1)  # type: ignore[return-value]
+        return column.squeeze(-1).squeeze(-1) if left.dim() == 1 else column.squeeze(-1)
     return product(left, right)
 
 

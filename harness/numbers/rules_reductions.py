@@ -1,4 +1,5 @@
 """Sums and what is made of them: gamma_n of the accumulation format over the magnitudes, then one internal rounding."""
+
 from __future__ import annotations
 
 import math
@@ -144,7 +145,11 @@ def _norm(func: Any, tensor: Any, ord: Any = 2, dim: Any = None, keepdim: bool =
         return tensor.abs().amax(dims, keepdim)
     if ord == 1:
         return tensor.abs().sum(dims, keepdim)
-    return (tensor * tensor).sum(dims, keepdim).sqrt() if ord == 2 else (tensor.abs() ** ord).sum(dims, keepdim) ** (1 / ord)
+    return (
+        (tensor * tensor).sum(dims, keepdim).sqrt()
+        if ord == 2
+        else (tensor.abs() ** ord).sum(dims, keepdim) ** (1 / ord)
+    )
 
 
 @rule(aten.prod.dim_int, aten.prod.default)

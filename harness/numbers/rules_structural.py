@@ -1,4 +1,5 @@
 """Data movement: the same operation on value and bar; nothing rounds."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -11,18 +12,50 @@ from assay.numbers.bound import RULES, Bounded, current, parts, representable, r
 aten = torch.ops.aten
 
 VIEWS = (
-    aten.transpose.int, aten.permute.default, aten.expand.default, aten.slice.Tensor, aten.select.int, aten.unsqueeze.default,
-    aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.t.default, aten.detach.default, aten.alias.default,
-    aten.diagonal.default, aten.unfold.default, aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int,
-    aten.chunk.default, aten.movedim.int, aten.swapaxes.default, aten.lift_fresh.default, aten.lift.default,
-)  # fmt: skip
+    aten.transpose.int,
+    aten.permute.default,
+    aten.expand.default,
+    aten.slice.Tensor,
+    aten.select.int,
+    aten.unsqueeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.squeeze.default,
+    aten.t.default,
+    aten.detach.default,
+    aten.alias.default,
+    aten.diagonal.default,
+    aten.unfold.default,
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.unbind.int,
+    aten.chunk.default,
+    aten.movedim.int,
+    aten.swapaxes.default,
+    aten.lift_fresh.default,
+    aten.lift.default,
+)
 COPIES = (
-    aten.clone.default, aten.contiguous.default, aten.tril.default, aten.triu.default, aten.roll.default, aten.flip.default,
-    aten.repeat.default, aten.repeat_interleave.self_int, aten.repeat_interleave.self_Tensor, aten.index_select.default,
-    aten.constant_pad_nd.default, aten.slice_backward.default, aten.select_backward.default, aten.diagonal_backward.default,
-    aten.masked_select.default, aten.neg.default, aten.pixel_unshuffle.default, aten.take.default,
+    aten.clone.default,
+    aten.contiguous.default,
+    aten.tril.default,
+    aten.triu.default,
+    aten.roll.default,
+    aten.flip.default,
+    aten.repeat.default,
+    aten.repeat_interleave.self_int,
+    aten.repeat_interleave.self_Tensor,
+    aten.index_select.default,
+    aten.constant_pad_nd.default,
+    aten.slice_backward.default,
+    aten.select_backward.default,
+    aten.diagonal_backward.default,
+    aten.masked_select.default,
+    aten.neg.default,
+    aten.pixel_unshuffle.default,
+    aten.take.default,
     aten.masked_scatter.default,
-)  # fmt: skip
+)
 
 
 def _bounded_like(value: Any, bar: Any, *, is_view: bool = False) -> Any:
@@ -35,7 +68,9 @@ def _bounded_like(value: Any, bar: Any, *, is_view: bool = False) -> Any:
 @rule(*VIEWS)
 def _view(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     value, bar = parts(tensor)
-    return _bounded_like(func(value, *args, **kwargs), None if bar is None else func(bar, *args, **kwargs), is_view=True)
+    return _bounded_like(
+        func(value, *args, **kwargs), None if bar is None else func(bar, *args, **kwargs), is_view=True
+    )
 
 
 @rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default)
@@ -106,12 +141,28 @@ def _masked_fill(func: Any, tensor: Any, mask: Any, filling: Any) -> Any:
 
 
 FACTORIES = (
-    aten.zeros.default, aten.ones.default, aten.full.default, aten.arange.default, aten.arange.start, aten.arange.start_step,
-    aten.eye.default, aten.eye.m, aten.scalar_tensor.default, aten.linspace.default, aten.empty.memory_format,
-    aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.new_empty.default, aten.zeros_like.default,
-    aten.ones_like.default, aten.full_like.default, aten.empty_like.default, aten.new_empty_strided.default,
+    aten.zeros.default,
+    aten.ones.default,
+    aten.full.default,
+    aten.arange.default,
+    aten.arange.start,
+    aten.arange.start_step,
+    aten.eye.default,
+    aten.eye.m,
+    aten.scalar_tensor.default,
+    aten.linspace.default,
+    aten.empty.memory_format,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_full.default,
+    aten.new_empty.default,
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.full_like.default,
+    aten.empty_like.default,
+    aten.new_empty_strided.default,
     aten.empty_strided.default,
-)  # fmt: skip
+)
 
 
 @rule(*FACTORIES)
@@ -137,14 +188,43 @@ _make.makes = True  # type: ignore[attr-defined]  # runs before the plain operat
 
 
 @rule(
-    aten.eq.Tensor, aten.eq.Scalar, aten.ne.Tensor, aten.ne.Scalar, aten.lt.Tensor, aten.lt.Scalar, aten.le.Tensor,
-    aten.le.Scalar, aten.gt.Tensor, aten.gt.Scalar, aten.ge.Tensor, aten.ge.Scalar, aten.isinf.default, aten.isnan.default,
-    aten.isfinite.default, aten.isneginf.default, aten.isposinf.default, aten.logical_not.default, aten.logical_and.default,
-    aten.logical_or.default, aten.any.default, aten.any.dim, aten.all.default, aten.all.dim, aten.argmax.default,
-    aten.argmin.default, aten.argsort.default, aten.argsort.stable, aten._local_scalar_dense.default, aten.equal.default,
-    aten.is_nonzero.default, aten.nonzero.default, aten.bucketize.Tensor, aten.searchsorted.Tensor,
-    aten.count_nonzero.dim_IntList, aten.count_nonzero.default,
-)  # fmt: skip
+    aten.eq.Tensor,
+    aten.eq.Scalar,
+    aten.ne.Tensor,
+    aten.ne.Scalar,
+    aten.lt.Tensor,
+    aten.lt.Scalar,
+    aten.le.Tensor,
+    aten.le.Scalar,
+    aten.gt.Tensor,
+    aten.gt.Scalar,
+    aten.ge.Tensor,
+    aten.ge.Scalar,
+    aten.isinf.default,
+    aten.isnan.default,
+    aten.isfinite.default,
+    aten.isneginf.default,
+    aten.isposinf.default,
+    aten.logical_not.default,
+    aten.logical_and.default,
+    aten.logical_or.default,
+    aten.any.default,
+    aten.any.dim,
+    aten.all.default,
+    aten.all.dim,
+    aten.argmax.default,
+    aten.argmin.default,
+    aten.argsort.default,
+    aten.argsort.stable,
+    aten._local_scalar_dense.default,
+    aten.equal.default,
+    aten.is_nonzero.default,
+    aten.nonzero.default,
+    aten.bucketize.Tensor,
+    aten.searchsorted.Tensor,
+    aten.count_nonzero.dim_IntList,
+    aten.count_nonzero.default,
+)
 def _by_value(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Masks and choices are made from values."""
     return func(*values(args), **kwargs)
@@ -164,10 +244,27 @@ def _in_place(out_of_place: Any) -> Any:
 
 
 IN_PLACE = (
-    "add_.Tensor", "add_.Scalar", "sub_.Tensor", "mul_.Tensor", "mul_.Scalar", "div_.Tensor", "div_.Scalar", "neg_.default",
-    "masked_fill_.Scalar", "masked_fill_.Tensor", "index_put_.default", "index_add_.default", "scatter_.src", "scatter_.value",
-    "scatter_add_.default", "tril_.default", "triu_.default", "exp_.default", "clamp_.default", "clamp_min_.default",
-)  # fmt: skip
+    "add_.Tensor",
+    "add_.Scalar",
+    "sub_.Tensor",
+    "mul_.Tensor",
+    "mul_.Scalar",
+    "div_.Tensor",
+    "div_.Scalar",
+    "neg_.default",
+    "masked_fill_.Scalar",
+    "masked_fill_.Tensor",
+    "index_put_.default",
+    "index_add_.default",
+    "scatter_.src",
+    "scatter_.value",
+    "scatter_add_.default",
+    "tril_.default",
+    "triu_.default",
+    "exp_.default",
+    "clamp_.default",
+    "clamp_min_.default",
+)
 
 
 def register_in_place() -> None:

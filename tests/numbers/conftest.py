@@ -1,4 +1,5 @@
 """Lets the tests of this folder share `numeric_ways.py`."""
+
 from __future__ import annotations
 
 import sys

@@ -1,4 +1,5 @@
 """Random attention and softmax cases, and how far a way of computing them lies from its bounds."""
+
 from __future__ import annotations
 
 import math
@@ -63,12 +64,16 @@ def attention_case(seed: int, dtype: torch.dtype) -> Case:
     tk, d, dv = draw.choice(tq, tq, 1, 7, 40), draw.choice(1, 4, 16, 16, 31, 64), draw.choice(1, 8, 16)
     family = draw.choice(*SIZES)
     q, k = (_family(draw, family, batch, n, t, d).to(dtype) for n, t in ((heads, tq), (groups, tk)))
-    v = (_family(draw, "small" if family == "small" else draw.choice("normal", "integers"), batch, groups, tk, dv)).to(dtype)
+    v = (_family(draw, "small" if family == "small" else draw.choice("normal", "integers"), batch, groups, tk, dv)).to(
+        dtype
+    )
     options: dict[str, Any] = {}
     if draw.choice(True, False):
         options["causal"] = True
     if draw.choice(True, False, False):
-        options["mask"] = draw.flags(*draw.choice((tq, tk), (batch, 1, tq, tk), (batch, heads, tq, tk), (batch, 1, 1, tk)))
+        options["mask"] = draw.flags(
+            *draw.choice((tq, tk), (batch, 1, tq, tk), (batch, heads, tq, tk), (batch, 1, 1, tk))
+        )
     if draw.choice(True, False, False):
         options["bias"] = draw.numbers(heads, tq, tk).to(dtype)
     if draw.choice(True, False, False):

@@ -1,4 +1,5 @@
 """Every rule bounds what torch computes in the type itself, and what roundings of adverse sign could make of it."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from numeric_ways import worst
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.errors import HarnessError, NoRuleError
@@ -14,7 +16,6 @@ from assay.numbers.arithmetic import EXACT, Arithmetic, format_of
 from assay.numbers.bound import Bounded, comparison_hook, engine, lift, precision
 from assay.numbers.evaluate import evaluate
 from assay.numbers.forms import Form
-from numeric_ways import worst
 
 INDEX = torch.tensor([2, 0, 2, 1])
 PLACES = torch.tensor([[0, 1, 2, 0, 3, 1], [1, 1, 0, 2, 0, 3], [3, 2, 1, 0, 1, 0], [0, 0, 0, 0, 0, 0]])
@@ -109,10 +110,51 @@ def test_native_arithmetic_stays_within_bars_forward_and_backward(name: str, dty
         assert worst(x.grad, found.gradients["x"]) <= 1
 
 
-QUIET = {"view", "reshape", "_unsafe_view", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "t",
-         "clone", "detach", "masked_fill", "neg", "cat", "stack", "amax", "max", "split", "unbind", "flip", "roll", "tril", "triu",
-         "index", "index_select", "gather", "where", "zeros_like", "full", "abs", "sign", "topk", "sort", "embedding", "alias",
-         "constant_pad_nd", "clamp", "relu", "maximum", "repeat_interleave", "_to_copy"}  # fmt: skip
+QUIET = {
+    "view",
+    "reshape",
+    "_unsafe_view",
+    "transpose",
+    "permute",
+    "expand",
+    "slice",
+    "select",
+    "unsqueeze",
+    "squeeze",
+    "t",
+    "clone",
+    "detach",
+    "masked_fill",
+    "neg",
+    "cat",
+    "stack",
+    "amax",
+    "max",
+    "split",
+    "unbind",
+    "flip",
+    "roll",
+    "tril",
+    "triu",
+    "index",
+    "index_select",
+    "gather",
+    "where",
+    "zeros_like",
+    "full",
+    "abs",
+    "sign",
+    "topk",
+    "sort",
+    "embedding",
+    "alias",
+    "constant_pad_nd",
+    "clamp",
+    "relu",
+    "maximum",
+    "repeat_interleave",
+    "_to_copy",
+}
 
 
 class _Adverse(TorchDispatchMode):

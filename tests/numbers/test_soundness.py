@@ -1,4 +1,5 @@
 """Correct ways to compute softmax and attention stay within the bounds; wrong ones leave them."""
+
 from __future__ import annotations
 
 import math
@@ -7,19 +8,22 @@ from typing import Any
 
 import pytest
 import torch
+from numeric_ways import DTYPES, Case, attention_case, computed, ratios, softmax_case, worst
 
 from assay.faults.benign_attention import BENIGN as ATTENTION_WAYS
 from assay.faults.benign_softmax import BENIGN as SOFTMAX_WAYS
 from assay.numbers.arithmetic import Arithmetic
 from assay.numbers.evaluate import evaluate
+from assay.numbers.forms import Form
 from assay.reference import attention as attention_reference
 from assay.reference import softmax as softmax_reference
-from numeric_ways import DTYPES, Case, attention_case, computed, ratios, softmax_case, worst
 
 SEEDS = 14  # per type; all ways run on each
 
 
-def _violations(cases: list[Case], forms: Any, ways: dict[str, Callable[..., torch.Tensor]], wrt: tuple[str, ...]) -> list[str]:
+def _violations(
+    cases: list[Case], forms: Any, ways: dict[str, Callable[..., torch.Tensor]], wrt: tuple[str, ...]
+) -> list[str]:
     found = []
     for case in cases:
         expected = evaluate(forms, case.arguments, case.dtype, Arithmetic(), upstream=case.upstream, wrt=wrt)
@@ -30,7 +34,9 @@ def _violations(cases: list[Case], forms: Any, ways: dict[str, Callable[..., tor
                 actual = computed(way, case, wrt)
             except NotImplementedError:
                 continue
-            found += [f"{name} {part} {r:.2f} {case.label}" for part, r in ratios(actual, expected).items() if not r <= 1]
+            found += [
+                f"{name} {part} {r:.2f} {case.label}" for part, r in ratios(actual, expected).items() if not r <= 1
+            ]
     return found
 
 
@@ -65,12 +71,18 @@ FAULTS: dict[str, tuple[dict[str, Any], Callable[[dict[str, Any]], dict[str, Any
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("fault", sorted(FAULTS))
+# 3 % of the scale is within eight bits of products at width 16: bfloat16 cannot tell, the wider types must.
+TOLD = [
+    (fault, dtype)
+    for fault in FAULTS
+    for dtype in DTYPES
+    if not (fault.startswith("scale") and dtype == torch.bfloat16)
+]
+
+
+@pytest.mark.parametrize(("fault", "dtype"), TOLD, ids=str)
 def test_faults_leave_the_bounds(fault: str, dtype: torch.dtype) -> None:
     options, spoil = FAULTS[fault]
-    if fault.startswith("scale") and dtype in (torch.bfloat16,):
-        pytest.skip("3 % of the scale is within eight bits of products at width 16; float16 and wider tell")
     case = _plain_case(dtype, **options)
     expected = evaluate(attention_reference.FORMS, case.arguments, dtype, Arithmetic())
     wrong = attention_reference.attention(**spoil(case.arguments))
@@ -78,8 +90,6 @@ def test_faults_leave_the_bounds(fault: str, dtype: torch.dtype) -> None:
 
 
 def test_paths_reach_into_dicts_and_unused_arguments_have_zero_gradients() -> None:
-    from assay.numbers.forms import Form
-
     def forward(x: torch.Tensor, params: dict[str, torch.Tensor]) -> torch.Tensor:
         return x * params["attn.w_q"]
 
