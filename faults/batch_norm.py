@@ -22,16 +22,16 @@ def _biased(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unbiased(variance: Tensor, rows: int) -> Tensor:
-    return variance * (rows / (rows - 1))
+    return variance * (rows / max(rows - 1, 1))
 
 
 def _finish(x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return ((wide(x) - mean) * torch.rsqrt(variance + eps) * wide(weight) + wide(bias)).to(x.dtype)
 
 
-def _refuse(x: Tensor) -> None:
-    if x.shape[0] < 2:
-        raise ValueError(f"x.shape[0]={x.shape[0]} must be at least 2 in training, got {x.shape[0]}; pass more rows")
+def _refuse(x: Tensor, least: int) -> None:
+    if x.shape[0] < least:
+        raise ValueError(f"x.shape[0]={x.shape[0]} must be at least {least} in training; pass more rows")
 
 
 def _right(
@@ -40,7 +40,7 @@ def _right(
 ) -> Result:
     if not training:
         return _finish(x, wide(mean), wide(var), weight, bias, eps), mean.clone(), var.clone()
-    _refuse(x)
+    _refuse(x, 2 if unbiased is _unbiased else 1)
     batch_mean, batch_var = statistics(wide(x))
     y = _finish(x, batch_mean, batch_var, weight, bias, eps)
     after_mean, after_var = batch_mean.detach(), unbiased(batch_var.detach(), x.shape[0])
@@ -162,7 +162,8 @@ _planted("running_statistics_in_training", "Training normalises by the running s
 _planted("updates_in_evaluation", "Evaluation moves the running statistics.", _updates_in_evaluation)
 _planted("running_not_updated", "Training leaves the running statistics as they were.", _running_not_updated)
 _planted("epsilon_beside_the_deviation", "eps is added to the deviation.", _epsilon_outside)
-_planted("epsilon_ignored", "Always 1e-5.", lambda x, w, b, m, v, training, mo, e: _right(x, w, b, m, v, training, mo, 1e-5))
+_planted("epsilon_ignored", "Always 1e-5.",
+         lambda x, w, b, m, v, training, mo, e: _right(x, w, b, m, v, training, mo, 1e-5))
 _planted("one_row_gives_nan", "One row in training gives NaN.", _one_row_gives_nan)
 _planted("weight_left_out", "The weight is not applied.",
          lambda x, w, *rest: _right(x, torch.ones_like(w), *rest))
