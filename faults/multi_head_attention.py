@@ -461,12 +461,11 @@ def key_weight_detached(c: Call) -> Tensor:
 
 @planted(fault, "the gradient of w_o is that of the first sample")
 def output_gradient_of_first_sample(c: Call) -> Tensor:
-    merged = merge(by_heads(c))
+    merged = merge(by_heads(c)).detach()
+    merged = merged if c.w_gate is None else merged * torch.sigmoid(c.x @ c.w_gate.mT).detach()
     first = (torch.arange(c.x.shape[0], device=c.x.device) == 0)[:, None, None]
-    merged = merged if c.w_gate is None else merged * torch.sigmoid(c.x @ c.w_gate.mT)
-    out, part = linear(merged.detach(), c.w_o, c.b_o), linear(merged.detach() * first, c.w_o, c.b_o)
-    return linear(merged, c.w_o.detach(), c.b_o) + (part - out).detach() * 0 + (merged.detach() * first @ c.w_o.mT
-                                                                           - (merged.detach() * first @ c.w_o.mT).detach())
+    part = (merged * first) @ c.w_o.mT
+    return right(replace(c, w_o=c.w_o.detach())) + (part - part.detach())
 
 
 @planted(fault, "the context's gradient is dropped")
