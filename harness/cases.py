@@ -21,6 +21,7 @@ from assay.contract.kinds import KINDS
 
 LAYOUTS = ("contiguous", "transposed", "sliced", "offset", "expanded", "head_last")
 SEEDS = 1 << 16
+ANY = object()  # no rule given
 
 
 @dataclass(frozen=True)
@@ -198,12 +199,12 @@ class Cases:
         """What each letter, flag, `family` and `layout` may be, after claims, limits and the property's `given`."""
         found: dict[str, tuple[Any, ...]] = {}
         for letter, sizes in self.dims.items():
-            found[letter] = _chosen(given.get(letter), self._sizes(letter, sizes, claims))
+            found[letter] = _chosen(given.get(letter, ANY), self._sizes(letter, sizes, claims))
         for flag, choices in self.flags.items():
-            found[flag] = _chosen(given.get(flag), self._choices(flag, choices, claims))
-        found["family"] = _chosen(given.get("family"), self.families)
+            found[flag] = _chosen(given.get(flag, ANY), self._choices(flag, choices, claims))
+        found["family"] = _chosen(given.get("family", ANY), self.families)
         layouts = self.layouts if claims.claims("strided") else ("contiguous",)
-        found["layout"] = _chosen(given.get("layout"), layouts)
+        found["layout"] = _chosen(given.get("layout", ANY), layouts)
         return found
 
     def _sizes(self, letter: str, sizes: tuple[int, ...], claims: Declaration) -> tuple[int, ...]:
@@ -291,7 +292,7 @@ class Cases:
 
 def _chosen(rule: Any, choices: tuple[Any, ...]) -> tuple[Any, ...]:
     """`given` narrows the choices: a value fixes, a tuple lists, a predicate filters; a letter's name means equal."""
-    if rule is None:
+    if rule is ANY:
         return choices
     if callable(rule):
         return tuple(choice for choice in choices if rule(choice)) or choices

@@ -19,8 +19,8 @@ from assay.numbers.arithmetic import Arithmetic
 from assay.numbers.bound import Bounded
 from assay.numbers.evaluate import Evaluation, evaluate
 from assay.numbers.forms import Form
-from assay.recipes import Recipe, resolve
-from assay.run.hosting_types import Answer, Call, Host
+from assay.run.hosting_types import Answer, Call, Host, Recipe
+from assay.run.recipes import build
 
 CACHED = 64  # reference evaluations kept: properties of one kind share configurations
 
@@ -36,7 +36,7 @@ class Evaluations:
             upstream: Sequence[torch.Tensor] | None = None, wrt: tuple[str, ...] = ()) -> Evaluation:
         key = _digest((forms[0].forward.__module__, arguments, str(dtype), arithmetic, upstream, wrt))
         if key not in self._kept:
-            known = {name: resolve(value) for name, value in arguments.items()}
+            known = {name: build(value) if isinstance(value, Recipe) else value for name, value in arguments.items()}
             self._kept[key] = evaluate(forms, known, dtype, arithmetic, upstream=upstream, wrt=wrt)
             if len(self._kept) > self._size:
                 self._kept.popitem(last=False)
@@ -121,6 +121,12 @@ class Subject:
                     zip(self.kind.outputs, self._outputs(answer, expected.outputs), expected.outputs, strict=True)]
         return measured[0] if len(measured) == 1 else tuple(measured)
 
+    def values(self, *args: Any, **arguments: Any) -> Any:
+        """The outputs as they came, in float64 and without bars: for comparisons bit for bit."""
+        answer = self.answer(**self._named(args, arguments))
+        found = [out.double() if isinstance(out, torch.Tensor) and out.is_floating_point() else out for out in answer.outputs]
+        return found[0] if len(found) == 1 else tuple(found)
+
     def exact(self, *args: Any, **arguments: Any) -> Any:
         """What the formula gives, with a bar of zero."""
         outputs = [_exactly(want) for want in self._evaluation(self._named(args, arguments)).outputs]
@@ -152,8 +158,8 @@ class Subject:
     def upstream(self, **arguments: Any) -> tuple[torch.Tensor, ...]:
         """An upstream gradient for every floating output: never all ones, rounded to the type under test."""
         found = []
-        for index, want in enumerate(self._evaluation(arguments).outputs):
-            if want.is_floating_point():
+        for index, want in enumerate(self._plain(arguments)):
+            if isinstance(want, torch.Tensor) and want.is_floating_point():
                 source = self.example.generator(f"upstream {index}")
                 family = "integers" if self.example.configuration.family == "integers" else "normal"
                 found.append(draw_values(family, tuple(want.shape), source, self.dtype))
@@ -215,13 +221,28 @@ class Subject:
     def _evaluation(self, arguments: Mapping[str, Any], upstream: tuple[torch.Tensor, ...] | None = None,
                     wrt: tuple[str, ...] = ()) -> Evaluation:
         forms = registry.forms(self.kind.name)
-        accepted = inspect.signature(forms[0].forward).parameters
-        agreed = {name: value for name, value in self.conventions.items() if name in accepted and name not in arguments}
-        found = self.evaluations.get(forms, {**arguments, **agreed}, self.dtype, self.declaration.arithmetic,
+        found = self.evaluations.get(forms, {**arguments, **self._agreed(arguments)}, self.dtype, self.declaration.arithmetic,
                                      upstream=upstream, wrt=wrt)
         if found.left_range:
             ledger.current().out_of_range = "an intermediate result or its bar may leave the range of the declared type"
         return found
+
+    def _plain(self, arguments: Mapping[str, Any]) -> Sequence[Any]:
+        """The formula in the arguments' own types, for shapes alone."""
+        known = {name: build(value) if isinstance(value, Recipe) else value for name, value in arguments.items()}
+        forward = registry.forms(self.kind.name)[0].forward
+        with torch.no_grad():
+            out = forward(**known, **self._agreed(arguments))
+        return tuple(out) if isinstance(out, (tuple, list)) else (out,)
+
+    def _agreed(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The declared conventions that the formula takes as keywords, and the fixed choices that the signature lacks."""
+        accepted = inspect.signature(registry.forms(self.kind.name)[0].forward).parameters
+        renamed = getattr(registry.reference(self.kind.name), "CONVENTION_KEYWORDS", {})
+        named = {renamed.get(name, name): value for name, value in self.conventions.items() if name not in self.kind.options
+                 or name in renamed}
+        known = {**named, **self.declaration.fixed}
+        return {name: value for name, value in known.items() if name in accepted and name not in arguments}
 
     def _outputs(self, answer: Answer, expected: Sequence[Any]) -> Sequence[Any]:
         if len(answer.outputs) != len(expected):

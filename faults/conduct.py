@@ -1,0 +1,126 @@
+"""Planted faults of conduct, for every kind that has a reference: right results, wrong behaviour."""
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.contract.kinds import KINDS
+from assay.registry import fault, reference
+
+Implementation = Callable[..., Any]
+
+
+def mapped(result: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The result with its first floating tensor changed."""
+    if isinstance(result, Tensor):
+        return change(result) if result.is_floating_point() else result
+    first, *rest = result
+    return (mapped(first, change), *rest)
+
+
+def first_tensor(arguments: Mapping[str, Any]) -> tuple[str, Tensor] | None:
+    """Name and value of the first floating tensor among the arguments."""
+    return next(((n, a) for n, a in arguments.items() if isinstance(a, Tensor) and a.is_floating_point()), None)
+
+
+def wrong_type(right: Implementation, arguments: dict[str, Any]) -> Any:
+    """The result in float64."""
+    return mapped(right(**arguments), lambda out: out.double())
+
+
+def input_overwritten(right: Implementation, arguments: dict[str, Any]) -> Any:
+    """The first argument is halved in place after the call."""
+    result, found = right(**arguments), first_tensor(arguments)
+    if found is not None and found[1].numel():
+        found[1].detach().reshape(-1)[:1].mul_(0.5) if found[1].is_contiguous() else found[1].detach().mul_(0.5)
+    return result
+
+
+def last_element_unwritten(right: Implementation, arguments: dict[str, Any]) -> Any:
+    """The last element of the result is whatever the memory held."""
+    def copied(out: Tensor) -> Tensor:
+        fresh = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        flat = torch.arange(out.numel(), device=out.device).reshape(out.shape) < out.numel() - 1
+        return torch.where(flat, out, fresh)
+    return mapped(right(**arguments), copied)
+
+
+def default_dtype_changed(right: Implementation, arguments: dict[str, Any]) -> Any:
+    """The default dtype is left at float64."""
+    result = right(**arguments)
+    torch.set_default_dtype(torch.float64)
+    return result
+
+
+def strides_ignored(right: Implementation, arguments: dict[str, Any]) -> Any:
+    """The first argument is read as if it were packed."""
+    found = first_tensor(arguments)
+    if found is None:
+        return right(**arguments)
+    name, value = found
+    packed = torch.empty(value.shape, dtype=value.dtype, device="meta").stride()
+    room = value.untyped_storage().nbytes() // value.element_size() - value.storage_offset()
+    if value.numel() > room:
+        return right(**arguments)
+    return right(**{**arguments, name: value.as_strided(value.shape, packed)})
+
+
+def wrong_without_gradients(right: Implementation, arguments: dict[str, Any]) -> Any:
+    """The path for inference is off by an eighth."""
+    scale = 1.0 if torch.is_grad_enabled() else 1.125
+    return mapped(right(**arguments), lambda out: out * scale)
+
+
+def every_second_call(right: Implementation, arguments: dict[str, Any], state: dict[Any, Any]) -> Any:
+    """Every second call is off by an eighth."""
+    state["calls"] = state.get("calls", 0) + 1
+    scale = 1.125 if state["calls"] % 2 == 0 else 1.0
+    return mapped(right(**arguments), lambda out: out * scale)
+
+
+def remembered_by_shape(right: Implementation, arguments: dict[str, Any], state: dict[Any, Any]) -> Any:
+    """The first result for these shapes comes back for every input of these shapes."""
+    shapes = tuple((tuple(a.shape), a.dtype) if isinstance(a, Tensor) else repr(type(a)) for a in arguments.values())
+    result = right(**arguments)
+    return mapped(result, lambda out: out + (state.setdefault((shapes, out.shape), out.detach()) - out.detach()))
+
+
+STATELESS = (wrong_type, input_overwritten, last_element_unwritten, default_dtype_changed, strides_ignored,
+             wrong_without_gradients)
+STATEFUL = (every_second_call, remembered_by_shape)
+
+
+def plant(kind: str, right: Implementation, change: Callable[..., Any], *, stateful: bool) -> None:
+    """Register one conduct fault of one kind, with the reference's own signature."""
+    signature = inspect.signature(right)
+    state: dict[Any, Any] = {}
+
+    @functools.wraps(right)
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        arguments = dict(signature.bind(*args, **kwargs).arguments)
+        return change(right, arguments, state) if stateful else change(right, arguments)
+
+    wrong.__name__ = f"conduct_{change.__name__}"
+    fault(kind, summary=inspect.getdoc(change) or "")(wrong)
+
+
+def _plant_all() -> None:
+    for kind in KINDS.values():
+        if kind.factory:
+            continue
+        if importlib.util.find_spec(f"assay.reference.{kind.name}") is None:
+            continue
+        right = getattr(reference(kind.name), kind.name)
+        for change in STATELESS:
+            plant(kind.name, right, change, stateful=False)
+        for change in STATEFUL:
+            plant(kind.name, right, change, stateful=True)
+
+
+_plant_all()

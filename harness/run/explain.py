@@ -1,0 +1,111 @@
+"""What a failed case says: one sentence, the smallest input, the numbers, one line to reproduce it."""
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from assay.run.hosting_types import Recipe
+
+if TYPE_CHECKING:
+    from assay.run.judge import Trial, Tried
+
+SHOWN_ELEMENTS = 64  # tensors up to this size are printed whole
+
+
+def failure_fields(trial: Trial, failed: Tried, notes: list[str]) -> dict[str, Any]:
+    """The fields of a failed result: status, message, counterexample, error_over_bound, reproduce."""
+    counterexample = _counterexample(failed)
+    if failed.ended is not None:
+        status, what = failed.ended.status, str(failed.ended)
+        ratio = 0.0
+    else:
+        decision = failed.decision
+        assert decision is not None and decision.failure is not None  # noqa: S101 - a wrong example has a wrong decision
+        status, what = "fail", _difference(decision.failure, decision.error_over_bound)
+        ratio = decision.error_over_bound
+        counterexample |= {
+            "check": decision.check, "got": decision.failure.got, "expected": decision.failure.expected,
+            "bound": decision.failure.bound, "index": list(decision.failure.index), "worst": ratio,
+        }
+    return {
+        "status": status, "message": f"{trial.prop.sentence} Not so at {_place(failed, trial)}: {what}.",
+        "counterexample": counterexample, "error_over_bound": ratio, "notes": notes,
+        "reproduce": reproduce(trial, failed),
+        "stderr_tail": failed.ended.stderr_tail if failed.ended is not None else "",
+    }
+
+
+def _difference(failure: Any, ratio: float) -> str:
+    if not failure.bound:
+        tail = f" (got {failure.got}, expected {failure.expected})" if failure.got or failure.expected else ""
+        return failure.text + tail
+    at = f"element {list(failure.index)} is" if failure.index else "the result is"
+    times = f", {ratio:.3g} times the bound" if math.isfinite(ratio) and ratio > 0 else ""
+    where = f"; {failure.pattern}" if failure.pattern else ""
+    return (f"{at} {failure.got}, expected {failure.expected} ± {failure.bound}{times} "
+            f"({failure.wrong_elements} of {failure.elements} elements differ{where})")
+
+
+def _place(failed: Tried, trial: Trial) -> str:
+    configuration = failed.configuration
+    dims = " ".join(f"{letter}={size}" for letter, size in configuration.dims.items())
+    flags = " ".join(f"{name}={_plain(value)}" for name, value in configuration.flags.items() if value not in (None, False, "none"))
+    layout = "" if configuration.layout == "contiguous" else f" {configuration.layout}"
+    return " ".join(f"{dims} {flags} {configuration.family}{layout} {trial.case.dtype}".split())
+
+
+def _plain(value: Any) -> str:
+    return str(value).replace(" ", "")
+
+
+def _counterexample(failed: Tried) -> dict[str, Any]:
+    configuration = failed.configuration
+    return {
+        "dims": dict(configuration.dims), "flags": dict(configuration.flags), "seed": configuration.seed,
+        "family": configuration.family, "layout": configuration.layout,
+        "arguments": {name: describe(value) for name, value in failed.arguments.items()},
+    }
+
+
+def describe(value: Any) -> str:
+    """A short text of an argument: small tensors whole, large ones by shape, type and range."""
+    if isinstance(value, torch.Tensor):
+        head = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        if value.numel() <= SHOWN_ELEMENTS:
+            return f"{head} {json.dumps(_rounded(value.tolist()))}"
+        if value.dtype == torch.bool:
+            return f"{head} {int(value.sum())} of {value.numel()} True"
+        return f"{head} from {float(value.min()):.4g} to {float(value.max()):.4g}"
+    if isinstance(value, Recipe):
+        return f"{value.name}({', '.join(value.parameters)})"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {describe(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(describe(item) for item in value) + "]"
+    return repr(value)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else str(value)
+    return value
+
+
+def reproduce(trial: Trial, failed: Tried) -> str:
+    """One command that runs this very example again."""
+    origin = trial.declaration.origin
+    target = trial.declaration.name if trial.declaration.builtin else origin
+    case = trial.case
+    text = json.dumps(failed.configuration.to_json(), separators=(",", ":"), sort_keys=True)
+    parts = ["assay", "replay", target, "--only", case.id, "--example", text]
+    return shlex.join(parts)
+
+
+

@@ -1,0 +1,240 @@
+"""One case to its verdict: draw examples, run the property on each, shrink the first failure, say what happened (layer 4)."""
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import hypothesis
+import torch
+
+from assay.cases import Configuration, Example
+from assay.contract.declaration import Declaration
+from assay.errors import ExampleOverError, HostError, NotSupportedError
+from assay.ledger import Decision, Ledger, open_ledger
+from assay.properties import Property
+from assay.run import events
+from assay.run.explain import failure_fields
+from assay.run.hosting_types import Host
+from assay.run.plan import CaseSpec
+from assay.subject import Evaluations, Subject
+
+DRAWN = {"quick": 5, "standard": 20, "deep": 1000}
+SHRINK_TRIES = 150  # configurations tried while shrinking one failure
+CRASH_TRIES = 12  # the same when each try costs a new host process
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run fixes for all its cases."""
+
+    profile: str = "standard"
+    seed: int = 0
+    timeout: float = 60.0
+
+
+@dataclass
+class Tried:
+    """What one example came to."""
+
+    configuration: Configuration
+    outcome: str  # right, wrong, undecided, not_supported
+    ledger: Ledger | None = None
+    ended: HostError | None = None  # the host died, hung, or ran out of memory
+    reason: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def decision(self) -> Decision | None:
+        return self.ledger.first_wrong() if self.ledger else None
+
+
+@dataclass
+class Tally:
+    """Examples counted, and what is worth remembering of them."""
+
+    right: int = 0
+    wrong: int = 0
+    undecided: int = 0
+    not_supported: int = 0
+    worst: float = 0.0
+    worst_at: str = ""
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    def add(self, tried: Tried) -> None:
+        setattr(self, tried.outcome, getattr(self, tried.outcome) + 1)
+        if tried.outcome in ("undecided", "not_supported"):
+            self.reasons[tried.reason] = self.reasons.get(tried.reason, 0) + 1
+        if tried.ledger and tried.outcome == "right" and tried.ledger.worst() > self.worst:
+            self.worst, self.worst_at = tried.ledger.worst(), tried.configuration.key()
+
+    @property
+    def decided(self) -> int:
+        return self.right + self.wrong
+
+    @property
+    def total(self) -> int:
+        return self.decided + self.undecided + self.not_supported
+
+    def counts(self) -> dict[str, int]:
+        return {"right": self.right, "wrong": self.wrong, "undecided": self.undecided, "not_supported": self.not_supported}
+
+
+class Judge:
+    """Judges the cases of one implementation after another; keeps evaluated references between them."""
+
+    def __init__(self, settings: Settings, progress: Callable[[str], None] = lambda text: None) -> None:
+        self.settings = settings
+        self.evaluations = Evaluations()
+        self.progress = progress
+
+    def judge(self, case: CaseSpec, prop: Property, declaration: Declaration, host: Host) -> dict[str, Any]:
+        """The result of one case, in the shape of a report's result line."""
+        started = time.perf_counter()
+        trial = Trial(self, case, prop, declaration, host)
+        tally, failed = trial.search()
+        found = _decided(tally) if failed is None else trial.explain(failed)
+        return dict(events.result(
+            id=case.id, property=prop.id, statements=prop.statements, implementation=case.implementation, device=case.device,
+            dtype=case.dtype, sentence=prop.sentence, rests_on=prop.rests_on, examples=tally.counts(),
+            seconds=time.perf_counter() - started, **found))
+
+
+def _decided(tally: Tally) -> dict[str, Any]:
+    """pass, inconclusive or not-supported, from the counts of a case without a wrong example."""
+    enough = max(3, math.ceil(tally.total / 4))
+    main = max(tally.reasons, key=lambda reason: tally.reasons[reason], default="")
+    found: dict[str, Any] = {"error_over_bound": tally.worst, "values": {"error_over_bound": tally.worst}}
+    if tally.right >= enough:
+        return found | {"status": "pass", "message": f"{tally.right} of {tally.total} examples decided, all right"}
+    if tally.not_supported > tally.undecided:
+        return found | {"status": "not-supported", "message": f"{tally.not_supported} of {tally.total} examples raised "
+                        f"\"not implemented\": {main}"}
+    return found | {"status": "inconclusive", "message": f"only {tally.right} of {tally.total} examples could be decided: "
+                    f"{main or 'no example could be drawn within the declared limits'}"}
+
+
+class _FoundError(Exception):
+    """Ends hypothesis' search: a failing example is in hand."""
+
+
+class Trial:
+    """The search for a wrong example of one case, and the explanation of the first one found."""
+
+    def __init__(self, judge: Judge, case: CaseSpec, prop: Property, declaration: Declaration, host: Host) -> None:
+        self.judge, self.case, self.prop = judge, case, prop
+        self.declaration, self.host = declaration, host
+        self.dtype = getattr(torch, case.dtype)
+
+    # ---------------------------------------------------------------------------------------- one example
+    def run(self, configuration: Configuration) -> Tried:
+        """One example on the implementation as it stands."""
+        self.judge.progress(configuration.key())
+        example = self.prop.cases.build(configuration, self.dtype)
+        return self.run_example(configuration, example)
+
+    def run_example(self, configuration: Configuration, example: Example) -> Tried:
+        subject = Subject(self.declaration, self.host, self.dtype, example, device=self.case.device,
+                          evaluations=self.judge.evaluations)
+        with open_ledger() as ledger:
+            try:
+                self.prop.function(subject, example)
+            except NotSupportedError as missing:
+                return Tried(configuration, "not_supported", ledger, reason=str(missing)[:200] or "no message")
+            except HostError as ended:
+                return Tried(configuration, "wrong", ledger, ended=ended, arguments=example.arguments)
+            except (AssertionError, ExampleOverError):
+                pass  # the decision that ended the property is in the ledger
+            outcome = ledger.outcome()
+        reason = ledger.out_of_range or next((d.reason for d in ledger.decisions if d.reason), "")
+        return Tried(configuration, outcome, ledger, reason=reason, arguments=example.arguments)
+
+    # ---------------------------------------------------------------------------------------- the search
+    def search(self) -> tuple[Tally, Tried | None]:
+        """The boundary examples, then hypothesis'; stops at the first wrong one."""
+        tally = Tally()
+        cases, claims, given = self.prop.cases, self.declaration, self.prop.given
+        for configuration in cases.boundary(claims, given):
+            tried = self.run(configuration)
+            tally.add(tried)
+            if tried.outcome == "wrong":
+                return tally, tried
+        return tally, self._draw(tally)
+
+    def _draw(self, tally: Tally) -> Tried | None:
+        wanted = self.prop.examples if self.prop.examples is not None else DRAWN[self.judge.settings.profile]
+        if wanted == 0:
+            return None
+        found: list[Tried] = []
+
+        def one(configuration: Configuration | None) -> None:
+            if found:
+                raise _FoundError
+            if configuration is None:
+                hypothesis.reject()
+            tried = self.run(configuration)
+            tally.add(tried)
+            if tried.outcome == "wrong":
+                found.append(tried)
+                raise _FoundError
+            if tried.ledger and math.isfinite(tried.ledger.worst()):
+                hypothesis.target(tried.ledger.worst())
+
+        strategy = self.prop.cases.strategy(self.declaration, self.prop.given)
+        search = hypothesis.seed(self._seed())(hypothesis.settings(
+            max_examples=wanted, database=None, deadline=None, derandomize=False, report_multiple_bugs=False,
+            phases=[hypothesis.Phase.generate, hypothesis.Phase.target], suppress_health_check=list(hypothesis.HealthCheck),
+            verbosity=hypothesis.Verbosity.quiet, print_blob=False)(hypothesis.given(strategy)(one)))
+        try:
+            search()
+        except (_FoundError, hypothesis.errors.Unsatisfiable, hypothesis.errors.Flaky):
+            pass  # what was found, if anything, is in `found`
+        return found[0] if found else None
+
+    def _seed(self) -> int:
+        """The same for every implementation and run with this seed: property, dtype and run seed."""
+        text = f"{self.prop.id}/{self.case.dtype}/{self.judge.settings.seed}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+    # ---------------------------------------------------------------------------------------- a failure
+    def explain(self, failed: Tried) -> dict[str, Any]:
+        """Confirm by running it alone, shrink, and say it in a sentence."""
+        self.host.close()  # the next call gets a fresh process, where there is one
+        again = self.run(failed.configuration)
+        repeats = again.outcome == "wrong"
+        smallest = self.shrink(again if repeats else failed) if repeats else failed
+        notes = [] if repeats else ["the same input was right when run again alone: the failure depends on earlier calls or "
+                                    "on chance"]
+        return failure_fields(self, smallest, notes)
+
+    def shrink(self, failed: Tried) -> Tried:
+        """Greedy: the first simpler configuration that still fails in the same way, until none does or the budget ends."""
+        budget = CRASH_TRIES if failed.ended else SHRINK_TRIES
+        if failed.ended and failed.ended.status == "timeout":
+            return failed
+        current, seen = failed, {failed.configuration.key()}
+        improved = True
+        while improved and budget > 0:
+            improved = False
+            for candidate in self.prop.cases.simpler(current.configuration, self.declaration, self.prop.given):
+                if candidate.key() in seen:
+                    continue
+                seen.add(candidate.key())
+                budget -= 1
+                tried = self.run(candidate)
+                if tried.outcome == "wrong" and _same_sort(tried, failed):
+                    current, improved = tried, True
+                    break
+                if budget <= 0:
+                    break
+        return current
+
+
+def _same_sort(one: Tried, other: Tried) -> bool:
+    """Whether two failures are of one sort: both ended the host alike, or both are wrong values with the same check."""
+    if one.ended or other.ended:
+        return bool(one.ended and other.ended and one.ended.status == other.ended.status)
+    return True

@@ -1,0 +1,167 @@
+"""The plan: which cases there are, made once before anything runs; it is the denominator of every verdict."""
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.contract.declaration import Declaration
+from assay.errors import UsageError
+from assay.properties import Property
+
+
+@dataclass(frozen=True)
+class CaseSpec:
+    """One case: property × implementation × device × dtype."""
+
+    property: str
+    kind: str
+    implementation: str
+    device: str
+    dtype: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.property}[{self.implementation}-{self.device}-{self.dtype}]"
+
+    @property
+    def row(self) -> tuple[str, str, str, str]:
+        return (self.property, self.implementation, self.device, self.dtype)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the command line narrows a plan to."""
+
+    only: tuple[str, ...] = ()  # statement, property, property name or case ids
+    devices: tuple[str, ...] = ("cpu",)
+    dtypes: tuple[str, ...] = ()  # empty: those declared
+
+
+@dataclass(frozen=True)
+class CasePlan:
+    """Planned cases in the order they run (foundations first), and what was left out, each with its reason."""
+
+    cases: tuple[CaseSpec, ...]
+    left_out: tuple[Mapping[str, str], ...]
+    properties: Mapping[str, Property] = field(default_factory=dict)
+
+
+def make_plan(declarations: Sequence[Declaration], properties: Sequence[Property], selection: Selection) -> CasePlan:
+    """All applicable cases of these implementations."""
+    chosen = _only(properties, selection.only)
+    depth = _depths(properties)
+    ordered = sorted(chosen, key=lambda prop: depth[prop.id])  # stable: order of registration within one depth
+    cases: list[CaseSpec] = []
+    left_out: list[Mapping[str, str]] = []
+    for prop in ordered:
+        for declaration in declarations:
+            if declaration.kind != prop.kind:
+                continue
+            reason = why_not(prop, declaration)
+            if reason:
+                left_out.append({"property": prop.id, "implementation": declaration.name, "reason": reason})
+                continue
+            cases += _cases(prop, declaration, selection, left_out)
+    wanted = [case for case in cases if _case_chosen(case, selection.only)]
+    return CasePlan(tuple(wanted), tuple(left_out), {prop.id: prop for prop in properties})
+
+
+def why_not(prop: Property, declaration: Declaration) -> str:
+    """Why a property is not held against an implementation; empty when it is."""
+    for need in prop.needs:
+        if not declaration.claims(need):
+            return f"does not claim {need}"
+    if prop.gradient and not declaration.claims("gradients"):
+        return "does not claim gradients"
+    if not prop.holds_for(declaration.conventions):
+        named = ", ".join(f"{name}={declaration.conventions.get(name)}" for name in prop.conventions)
+        return f"declares another convention: {named}"
+    for name, rule in prop.given.items():
+        if name in declaration.limits and not callable(rule):
+            values = rule if isinstance(rule, tuple) else (rule,)
+            if not any(isinstance(value, str) or declaration.allows(name, value) for value in values):
+                return f"declares limits that exclude {name}={'/'.join(str(value) for value in values)}"
+    return ""
+
+
+def _cases(prop: Property, declaration: Declaration, selection: Selection,
+           left_out: list[Mapping[str, str]]) -> Iterable[CaseSpec]:
+    devices = declaration.devices if declaration.devices is not None else selection.devices
+    for device in (d for d in selection.devices if d in devices):
+        for dtype in declaration.dtypes:
+            if selection.dtypes and dtype not in selection.dtypes:
+                continue
+            if prop.dtypes is not None and dtype not in prop.dtypes:
+                left_out.append({"property": prop.id, "implementation": declaration.name, "device": device, "dtype": dtype,
+                                 "reason": f"speaks of {', '.join(prop.dtypes)} only"})
+                continue
+            yield CaseSpec(prop.id, prop.kind, declaration.name, device, dtype)
+
+
+def _only(properties: Sequence[Property], only: Sequence[str]) -> list[Property]:
+    """The properties that `--only` names by statement, property or case; all when it names none."""
+    if not only:
+        return list(properties)
+    known = {prop.id: {prop.id, prop.id.partition("/")[2], *prop.statements} for prop in properties}
+    found = []
+    for wanted in only:
+        name = wanted.partition("[")[0]
+        hits = [prop for prop in properties if name in known[prop.id]]
+        if not hits:
+            names = sorted({name for names in known.values() for name in names})
+            near = difflib.get_close_matches(name, names, n=3)
+            hint = f"did you mean {', '.join(near)}? " if near else ""
+            raise UsageError(f"only={wanted!r} must name a statement, property or case; {hint}`assay list properties` lists them")
+        found += [prop for prop in hits if prop not in found]
+    return found
+
+
+def _case_chosen(case: CaseSpec, only: Sequence[str]) -> bool:
+    """Whether `--only` leaves this case in, where it names single cases."""
+    named = [wanted for wanted in only if "[" in wanted and wanted.startswith(case.property)]
+    return not named or case.id in named
+
+
+def _depths(properties: Sequence[Property]) -> dict[str, int]:
+    """How many foundations lie below each property."""
+    below: dict[str, tuple[str, ...]] = {prop.id: prop.rests_on for prop in properties}
+    depth: dict[str, int] = {}
+
+    def measure(id: str, seen: frozenset[str]) -> int:
+        if id in seen:
+            raise UsageError(f"property={id} rests on itself; take one of rests_on={sorted(seen)} out")
+        if id not in depth:
+            depth[id] = 1 + max((measure(other, seen | {id}) for other in below.get(id, ())), default=-1)
+        return depth[id]
+
+    for prop in properties:
+        measure(prop.id, frozenset())
+    return depth
+
+
+def shard_of(cases: Sequence[CaseSpec], index: int, count: int, costs: Mapping[str, float] | None = None) -> list[CaseSpec]:
+    """The cases of one shard (1-based): dealt out by falling cost where costs are known, round robin where not."""
+    loads = [0.0] * count
+    mine = []
+    known = costs or {}
+    for case in sorted(cases, key=lambda case: (-known.get(case.id, 0.0), case.id)):
+        lightest = min(range(count), key=lambda place: (loads[place], place))
+        loads[lightest] += known.get(case.id, 1.0)
+        if lightest == index - 1:
+            mine.append(case)
+    chosen = set(mine)
+    return [case for case in cases if case in chosen]
+
+
+def details(properties: Iterable[Property]) -> dict[str, dict[str, Any]]:
+    """What the report's plan tells once about each property."""
+    return {prop.id: {"sentence": prop.sentence, "statements": list(prop.statements), "kind": prop.kind,
+                      "rests_on": list(prop.rests_on), "tolerance": _tolerance(prop)} for prop in properties}
+
+
+def _tolerance(prop: Property) -> str:
+    if prop.statistical is not None:
+        return f"a statistical test; share of false alarms {prop.statistical:g}"
+    return "derived: rounding of every operation of the formula in the declared arithmetic, the widest of its forms"

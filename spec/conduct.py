@@ -1,0 +1,151 @@
+"""Conduct: what every kind must stand, whatever it computes. `add_conduct(spec)` adds these properties to a kind."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from assay.cases import Cases, Example
+from assay.ledger import fact, identical
+from assay.properties import CONDUCT, Specification
+from assay.run.hosting_types import Answer
+from assay.subject import Subject
+
+LAYOUTS = ("transposed", "sliced", "offset", "expanded", "head_last")
+Agreement = Callable[[Subject, Example], None]
+
+
+def formula(subject: Subject, example: Example) -> None:
+    """The default agreement: every output lies within its bar of the formula."""
+    got, want = subject(**example), subject.exact(**example)
+    for one, other in zip(_several(got), _several(want), strict=True):
+        assert one == other
+
+
+def add_conduct(spec: Specification, *, agree: Agreement = formula) -> Mapping[str, str]:
+    """Add the conduct properties to a kind; returns their ids by short name.
+
+    agree: how one call is judged (kinds with discrete outcomes decide by margins).
+    """
+    kind, ids = spec.kind, {}
+
+    def add(short: str, name: str, body: Agreement, sentence: str, kills: tuple[str, ...], **options: Any) -> None:
+        def prop(subject: Subject, example: Example) -> None:
+            body(subject, example)
+
+        prop.__name__, prop.__doc__, prop.__module__ = name, sentence, spec.cases.__module__
+        spec.holds(CONDUCT, kills=kills, **options)(prop)
+        ids[short] = f"{kind}/{name}"
+
+    add("form", "results_have_the_right_form", _form, "Results have the shape, type and device that the contract gives, in "
+        "memory of their own.", ("conduct_wrong_type",))
+    add("inputs", "inputs_are_left_unchanged", _inputs, "Arguments, and the memory around them, are as before after the call.",
+        ("conduct_input_overwritten",))
+    add("repeats", "same_call_gives_same_result", _repeats, "The same call gives the same result, also between other calls.",
+        ("conduct_every_second_call",), conventions={"repeatability": "bitwise"})
+    add("unwritten", "every_element_is_written", _written, "No element of a result is left as the memory happened to be.",
+        ("conduct_last_element_unwritten",))
+    add("state", "global_state_is_left_alone", _state, "Random state, default type, gradient mode, threads, environment, working "
+        "directory and torch itself are as before.", ("conduct_default_dtype_changed",))
+    add("layouts", "memory_layout_does_not_matter", _layouts(agree), "Transposed, sliced, offset and expanded inputs give what "
+        "contiguous ones give.", ("conduct_strides_ignored",), needs=("strided",), rests_on=(ids["form"],))
+    add("history", "earlier_calls_do_not_matter", _history(agree, spec.cases), "A call with other values of the same shapes gives the result "
+        "for those values.", ("conduct_remembered_by_shape",), rests_on=(ids["form"],))
+    add("recording", "recording_gradients_does_not_matter", _recording(agree), "The result is right with gradients recorded and "
+        "without.", ("conduct_wrong_without_gradients",), rests_on=(ids["form"],))
+    return ids
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _form(subject: Subject, example: Example) -> None:
+    answer = subject.answer(**example)
+    subject(**example)  # number and shapes of results
+    kind = subject.kind
+    wanted = {str(subject.dtype).removeprefix("torch."), *(["float32"] if subject.dtype.itemsize < 4 else [])}
+    for name, facts, want in zip(kind.outputs, answer.facts, _several(subject.exact(**example)), strict=True):
+        if isinstance(want, torch.Tensor) and want.is_floating_point():
+            allowed = wanted if name in kind.widenable else {str(subject.dtype).removeprefix("torch.")}
+            fact(facts.dtype in allowed, f"{name} is {facts.dtype}", got=facts.dtype, expected=" or ".join(sorted(allowed)),
+                 check=f"type of {name}")
+        fact(facts.device.split(":")[0] == subject.device.split(":")[0], f"{name} is on {facts.device}", got=facts.device,
+             expected=subject.device, check=f"device of {name}")
+        fact(facts.is_plain_tensor, f"{name} is a tensor subclass or no tensor", check=f"{name} is a plain tensor")
+        if not kind.may_alias:
+            fact(not facts.shares_memory_with, f"{name} shares memory with {', '.join(facts.shares_memory_with)}",
+                 check=f"{name} has memory of its own")
+
+
+def _inputs(subject: Subject, example: Example) -> None:
+    answers = [subject.answer(**example)]
+    wrt = subject._wrt(example, None)
+    if subject.declaration.claims("gradients") and wrt:
+        answers.append(subject.answer(_wrt=wrt, _upstream=subject.upstream(**example), **example))
+    for answer in answers:
+        fact(not answer.mutated, f"the call changed {', '.join(answer.mutated)}", check="arguments unchanged")
+        fact(not answer.guards_broken, f"the call wrote beside {', '.join(answer.guards_broken)}", check="memory around unchanged")
+
+
+def _repeats(subject: Subject, example: Example) -> None:
+    first = subject.answer(**example)
+    between = subject.under(layouts={}, grad_mode=False)
+    between.answer(**example)
+    for other in (subject.answer(**example), subject.answer(**example)):
+        _same_bits(first, other)
+
+
+def _same_bits(first: Answer, second: Answer) -> None:
+    for one, other in zip(first.outputs, second.outputs, strict=True):
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape:
+            identical(one.double(), other.double(), check="two calls give the same bits")
+        else:
+            fact(_plain_equal(one, other), "two calls give results of different form", check="two calls give the same form")
+
+
+def _plain_equal(one: Any, other: Any) -> bool:
+    return not isinstance(one, torch.Tensor) and not isinstance(other, torch.Tensor) and one == other
+
+
+def _written(subject: Subject, example: Example) -> None:
+    usual, filled = subject.answer(**example), subject.under(fill_empty=True).answer(**example)
+    for one, other in zip(usual.outputs, filled.outputs, strict=True):
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.is_floating_point():
+            fact(not bool((other.isnan() & ~one.isnan()).any()), "elements come out as NaN when fresh memory is filled with NaN",
+                 check="no element is left unwritten", decided=one.numel() > 0)
+        else:
+            fact(True, "", check="no floating result", decided=False)
+
+
+def _state(subject: Subject, example: Example) -> None:
+    answer = subject.answer(**example)
+    fact(not answer.state, "; ".join(answer.state), check="global state unchanged")
+
+
+def _layouts(agree: Agreement) -> Agreement:
+    def body(subject: Subject, example: Example) -> None:
+        for layout in LAYOUTS:
+            under = subject.under(layouts=dict.fromkeys(example, layout), upstream_layout=layout)
+            agree(under, example)
+    return body
+
+
+def _history(agree: Agreement, cases: Cases) -> Agreement:
+    def body(subject: Subject, example: Example) -> None:
+        configuration = example.configuration
+        changed = replace(configuration, seed=configuration.seed + 1)
+        other = cases.build(changed, example.dtype)
+        subject.answer(**example)
+        agree(subject, other)
+        agree(subject, example)
+    return body
+
+
+def _recording(agree: Agreement) -> Agreement:
+    def body(subject: Subject, example: Example) -> None:
+        for grad_mode in (True, False):
+            agree(subject.under(grad_mode=grad_mode), example)
+    return body
