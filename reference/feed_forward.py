@@ -75,8 +75,8 @@ def silu(x: Tensor) -> Tensor:
 
 
 def _gelu_phi(x: Tensor) -> Tensor:
-    """x·Φ(x), Φ(x) = ½·erfc(−x/√2)."""
-    return x * (0.5 * torch.erfc(-x / math.sqrt(2)))
+    """x·Φ(x), Φ(x) = ½·(1 + erf(x/√2)), with a division inside."""
+    return x * (0.5 * (1 + torch.erf(x / math.sqrt(2))))
 
 
 def _gelu_tanh_factored(x: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def _silu_tanh(x: Tensor) -> Tensor:
 ACTIVATIONS: Mapping[str, Activation] = {"relu": torch.relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}
 ACTIVATION_FORMS: Mapping[str, Mapping[str, Activation]] = {
     "x times the distribution": {"gelu": _gelu_phi, "gelu_tanh": _gelu_tanh_logistic, "silu": _silu_quotient},
-    "factored": {"gelu": lambda x: x * (0.5 + 0.5 * torch.erf(x / math.sqrt(2))), "gelu_tanh": _gelu_tanh_factored,
+    "factored": {"gelu": lambda x: x * (0.5 + 0.5 * torch.erf(x * math.sqrt(0.5))), "gelu_tanh": _gelu_tanh_factored,
                  "silu": _silu_tanh},
 }
 

@@ -65,7 +65,8 @@ def _batch(training: bool, eps: float, seed: int, make: Callable[[Draw], Tensor]
         wide = x.shape[-1]
         return {
             "x": x, "weight": draw.normal(wide, shift=1.0), "bias": draw.normal(wide),
-            "running_mean": draw.normal(wide), "running_var": draw.normal(wide).abs() + 1, "training": training, "momentum": 0.25, "eps": eps,
+            "running_mean": draw.normal(wide), "running_var": draw.normal(wide).abs() + 1,
+            "training": training, "momentum": 0.25, "eps": eps,
         }
 
     return probe

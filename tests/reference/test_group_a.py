@@ -42,8 +42,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def close(left: Tensor, right: Tensor, addends: int) -> bool:
     """Equal but for rounding.
 
-    Each of two evaluations of a few sums of that many addends errs by about addends · u times the size of its terms; the
-    inputs here are of order 1 to 10, so 100 · addends · u covers the terms of any step.
+    Each of two evaluations of a few sums of that many addends errs by about addends · u times the size of its terms;
+    the inputs here are of order 1 to 10, so 100 · addends · u covers the terms of any step.
     """
     allowed = 100 * addends * torch.finfo(WIDE).eps * right.abs().max().clamp(min=1)
     return left.shape == right.shape and bool(((left - right).abs() <= allowed).all())
@@ -254,7 +254,8 @@ def _check_backward(kind: str, backward: Callable[..., Any], example: Example, s
 REFUSED: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (sinusoidal, {"positions": torch.arange(2), "dim": 5}, "dim=5"),
     (input_embedding,
-     {"ids": torch.zeros(1, 4, dtype=torch.long), "w_token": torch.ones(2, 1), "w_pos": torch.ones(3, 1)}, "positions=3"),
+     {"ids": torch.zeros(1, 4, dtype=torch.long), "w_token": torch.ones(2, 1), "w_pos": torch.ones(3, 1)},
+     "positions=3"),
     (embedding, {"ids": torch.tensor([-1]), "weight": torch.ones(2, 1)}, "ids=-1"),
     (embedding, {"ids": torch.tensor([2]), "weight": torch.ones(2, 1)}, "ids=2"),
     (patchify, {"image": torch.ones(1, 1, 4, 5), "patch_size": 2}, "patch_size=2"),

@@ -151,11 +151,12 @@ def _wrongness(made: registry.Fault) -> float:
     return worst
 
 
-@pytest.mark.parametrize("made", FAULTS, ids=lambda made: made.id)
+WRONG_VALUES = [made for made in FAULTS if made.id not in SAME_VALUES | CHANGES_ITS_INPUT]
+
+
+@pytest.mark.parametrize("made", WRONG_VALUES, ids=lambda made: made.id)
 def test_fault_is_wrong(made: registry.Fault) -> None:
     """A fault differs from the reference on a legitimate input, by more than right ways differ from it."""
-    if made.id in SAME_VALUES | CHANGES_ITS_INPUT:
-        pytest.skip("its values are right: see the tests of what it does besides")
     assert _wrongness(made) > ONE_ROUNDING_MORE.get(made.id, FARTHER)
 
 
