@@ -22,6 +22,11 @@ class Format:
     largest: float
 
     @property
+    def underflow(self) -> float:
+        """Absolute error of one operation near zero: fast exponentials and devices flush subnormals (not float16)."""
+        return 2.0 * self.eta if self.name == "float16" else self.eta / (2.0 * self.u)
+
+    @property
     def precision(self) -> int:
         """Bits of the significand: integers up to 2**precision are exact."""
         return -round(math.log2(self.u))

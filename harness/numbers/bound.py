@@ -317,7 +317,7 @@ def rounding(reach: torch.Tensor, fmt: Format) -> torch.Tensor:
 
     Our own float64 evaluation errs alike, by at most 4 units of 2**-53 (library functions), which is added here.
     """
-    return reach * (fmt.u + 4.0 * DOUBLE_U) + reach.sign() * (2.0 * fmt.eta)
+    return reach * (fmt.u + 4.0 * DOUBLE_U) + reach.sign() * fmt.underflow
 
 
 def rounded(

@@ -75,7 +75,7 @@ def _scaled(value: torch.Tensor, bar: Any, scalar: float) -> Bounded:
     fmt = current().model.internal
     if abs(scalar) >= 1.0 or scalar == 0.0:
         return finish(value, bar)
-    lost = (value.abs() if bar is None else value.abs() + bar).sign() * (2.0 * fmt.eta)
+    lost = (value.abs() if bar is None else value.abs() + bar).sign() * fmt.underflow
     held = representable(value, fmt)
     if bar is None and (held is True or bool(held.all())):  # type: ignore[union-attr]
         return finish(value, None)

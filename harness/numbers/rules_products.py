@@ -79,7 +79,7 @@ def product(left: Any, right: Any) -> Bounded:
     relative = (1.0 + gamma) * (1.0 + per_product + model.product_extra) - 1.0 + 2.0 * (terms + 1) * DOUBLE_U
     added = plus(bar, reach * relative)
     if per_product:  # every product may be stored, and so underflow
-        added = added + reach.sign() * (2.0 * terms * model.internal.eta)
+        added = added + reach.sign() * (terms * model.internal.underflow)
     if not bool(reach.max() <= model.internal.largest):
         current().left_range |= bool((reach.isfinite() & (reach > model.internal.largest)).any())
     return rounded(value, added)
