@@ -232,7 +232,8 @@ def upstream_taken_for_contiguous(x: Tensor, weight: Tensor, bias: Tensor, *, ep
     return bent(_right(x, weight, bias, eps), packed)
 
 
-@benign("layer_norm")
+# On the CPU its backward adds up the gradients of weight and bias in the input's type.
+@benign("layer_norm", arithmetic={"accumulate": "input"})
 def fused(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
     """torch's own kernel."""
     return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
