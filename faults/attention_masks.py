@@ -93,7 +93,8 @@ def empty_row_spreads(q: Tensor, k: Tensor, v: Tensor, o: Options) -> Tensor:
 @planted("an empty row is zeroed after a NaN softmax: the gradients stay NaN", "BUG-033")
 def empty_row_gradient_nan(q: Tensor, k: Tensor, v: Tensor, o: Options) -> Tensor:
     keep = visible(q, k, o)
-    p = torch.softmax(scores(q, k, o).masked_fill(~keep, -INFINITY), -1)
+    plane = torch.zeros_like(keep, dtype=q.dtype).masked_fill(~keep, -INFINITY)
+    p = torch.softmax(scores(q, k, o) + plane, -1)
     return torch.where(keep.any(-1, keepdim=True), p, torch.zeros_like(p)) @ heads(v, q)
 
 

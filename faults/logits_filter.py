@@ -21,7 +21,7 @@ def by_k(z: Tensor, k: int | None) -> Tensor:
     """Top-k, exactly k."""
     if k is None or k >= z.shape[-1]:
         return z
-    order = torch.sort(z, -1, descending=True, stable=True).indices[..., :k]
+    order = torch.sort(z, dim=-1, descending=True, stable=True).indices[..., :k]
     return z.masked_fill(~torch.zeros_like(z, dtype=torch.bool).scatter(-1, order, True), LOW)
 
 
@@ -29,7 +29,7 @@ def by_p(z: Tensor, p: float | None, *, late: int = 0, boundary: Callable[[Tenso
     """Top-p: entries before whose mass is not yet p."""
     if p is None or p >= 1:
         return z
-    ordered, order = torch.sort(z, -1, descending=True, stable=True)
+    ordered, order = torch.sort(z, dim=-1, descending=True, stable=True)
     mass = torch.softmax(ordered.double(), -1).cumsum(-1)
     before = torch.cat([torch.zeros_like(mass[..., :1]), mass[..., :-1]], -1)
     keep = boundary(before, p)
@@ -91,7 +91,7 @@ def crossing_token_dropped(z: Tensor, t: float, k: int | None, p: float | None) 
     z = by_k(z / t, k)
     if p is None or p >= 1:
         return z
-    ordered, order = torch.sort(z, -1, descending=True, stable=True)
+    ordered, order = torch.sort(z, dim=-1, descending=True, stable=True)
     keep = torch.softmax(ordered.double(), -1).cumsum(-1) <= p
     keep[..., :1] = True
     return z.masked_fill(~torch.zeros_like(keep).scatter(-1, order, keep), LOW)
@@ -264,7 +264,7 @@ def kept_set_remembered(z: Tensor, t: float, k: int | None, p: float | None) -> 
 @planted(benign, "everything decided on one sorted copy")
 def one_sort(z: Tensor, t: float, k: int | None, p: float | None) -> Tensor:
     z = z / t
-    ordered, order = torch.sort(z, -1, descending=True, stable=True)
+    ordered, order = torch.sort(z, dim=-1, descending=True, stable=True)
     rank = torch.arange(z.shape[-1], device=z.device)
     keep = (rank < (z.shape[-1] if k is None else k)).expand(z.shape)
     if p is not None and p < 1:

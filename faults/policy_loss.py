@@ -190,14 +190,6 @@ def kl_not_masked(c: Call) -> Tensor:
     return -c.mean(c.pessimistic()) + c.kl * (c.logp - c.ref).mean()
 
 
-@planted(fault, summary="masked tokens multiplied by 0, so an overflow behind the mask is NaN")
-def masked_by_product(c: Call) -> Tensor:
-    if c.mask is None:
-        return total(c)
-    m = c.mask.to(c.logp.dtype)
-    return (-(c.pessimistic() * m).sum() + c.kl * ((c.logp - c.ref) * m).sum()) / m.sum()
-
-
 @planted(fault, summary="advantages normalised inside")
 def advantages_normalised(c: Call) -> Tensor:
     a = (c.a - c.a.mean()) / (c.a.std(unbiased=False) + 1e-6)

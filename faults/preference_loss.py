@@ -114,9 +114,9 @@ def logsigmoid(r_chosen: Tensor, r_rejected: Tensor) -> Tensor:
     return -functional.logsigmoid(r_chosen - r_rejected).mean()
 
 
-@benign("preference_loss", summary="softplus of the negative difference")
+@benign("preference_loss", summary="logaddexp of 0 and the negative difference")
 def softplus(r_chosen: Tensor, r_rejected: Tensor) -> Tensor:
-    return functional.softplus(-(r_chosen - r_rejected), threshold=1e4).mean()
+    return torch.logaddexp(torch.zeros_like(r_chosen), r_rejected - r_chosen).mean()
 
 
 @benign("preference_loss", summary="binary cross-entropy with logits against ones")

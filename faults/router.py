@@ -263,7 +263,8 @@ def weakest_first(x: Tensor, w_router: Tensor, *, top_k: int) -> Routed:
 
 @benign("router", summary="everything in float32, weights in float32", arithmetic={"internal": "float32"})
 def in_float32(x: Tensor, w_router: Tensor, *, top_k: int) -> Routed:
-    z = scores(x.float(), w_router.float(), top_k)
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    z = scores(x.float(), w_router.float(), top_k) if half else scores(x, w_router, top_k)
     return chosen(z, best(z, top_k))
 
 
