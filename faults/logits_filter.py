@@ -279,7 +279,7 @@ def from_the_light_end(z: Tensor, t: float, k: int | None, p: float | None) -> T
     z = by_k(z / t, k)
     if p is None or p >= 1:
         return z
-    ordered, order = torch.sort(z, -1)
+    ordered, order = (x.flip(-1) for x in torch.sort(z, dim=-1, descending=True, stable=True))
     drop = torch.softmax(ordered.double(), -1).cumsum(-1) <= 1 - p
     drop[..., -1:] = False
     return z.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), LOW)

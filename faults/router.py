@@ -255,10 +255,10 @@ def sorted_by_expert(x: Tensor, w_router: Tensor, *, top_k: int) -> Routed:
     return chosen(z, best(z, top_k).sort(-1).values)
 
 
-@benign("router", summary="choices from torch.topk, weakest first")
+@benign("router", summary="choices weakest first")
 def weakest_first(x: Tensor, w_router: Tensor, *, top_k: int) -> Routed:
     z = scores(x, w_router, top_k)
-    return chosen(z, torch.topk(z, top_k, -1).indices.flip(-1))
+    return chosen(z, best(z, top_k).flip(-1))
 
 
 @benign("router", summary="everything in float32, weights in float32", arithmetic={"internal": "float32"})

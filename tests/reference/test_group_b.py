@@ -86,16 +86,17 @@ def paged_attention(d: Draw) -> Arguments:
 
 
 def multi_head_attention(d: Draw) -> Arguments:
-    b, t, g, w = d.pick(1, 2, 3), d.pick(1, 3, 4), d.pick(1, 2, 4), 2
+    b, t, g, w = d.pick(1, 2, 3), d.pick(1, 3, 4), d.pick(1, 2, 4), d.pick(2, 4)
+    u = d.pick(2, 4)
     context = d.maybe(d.normal(b, d.pick(t, t + 2), 8))
     n = t if context is None else context.shape[1]
     positions = d.maybe(d.pick(torch.arange(t), d.ids(9, b, t))) if n == t else None
-    return {"x": d.normal(b, t, 8), "w_q": d.normal(16, 8), "w_k": d.normal(g * 4, 8), "w_v": d.normal(g * w, 8),
-            "w_o": d.normal(8, 8), "num_heads": 4, "num_kv_heads": g, "context": context,
+    return {"x": d.normal(b, t, 8), "w_q": d.normal(4 * u, 8), "w_k": d.normal(g * u, 8), "w_v": d.normal(g * w, 8),
+            "w_o": d.normal(8, 4 * w), "num_heads": 4, "num_kv_heads": g, "context": context,
             "values": d.maybe(d.normal(b, n, 8), 0.3), "key_mask": d.maybe(d.mask(b, n)),
             "mask": d.maybe(d.pick(d.mask(t, n), d.mask(b, t, n), d.mask(b, n + 1)), 0.4), "causal": d.pick(True, False),
-            "window": d.maybe(2, 0.3), "b_q": d.maybe(d.normal(16)), "b_k": d.maybe(d.normal(g * 4)),
-            "b_v": d.maybe(d.normal(g * w)), "b_o": d.maybe(d.normal(8)), "w_gate": d.maybe(d.normal(8, 8)),
+            "window": d.maybe(2, 0.3), "b_q": d.maybe(d.normal(4 * u)), "b_k": d.maybe(d.normal(g * u)),
+            "b_v": d.maybe(d.normal(g * w)), "b_o": d.maybe(d.normal(8)), "w_gate": d.maybe(d.normal(4 * w, 8)),
             "positions": positions, "base": d.pick(10000.0, 500.0)} | d.pick({}, {}, {}, {"num_heads": 3})
 
 
@@ -274,6 +275,39 @@ def compared(kind: str, made: Any, seeds: Iterable[int], gradients: bool = True)
         torch.set_default_dtype(before)
         wanted = outcome(right, {**arguments, **agreed}, gradients)
         yield same(sorted_choice(kind, got), sorted_choice(kind, wanted))
+
+
+# Faults whose difference is not in the values or gradients of single float64 calls: layout, type, state, cost.
+ELSEWHERE = {
+    "upstream_strides_ignored", "causal_in_groups_of_four_half", "broadcast_mask_misread", "default_dtype_changed",
+    "global_random_state_used", "mask_remembered_by_shape", "output_remembered_by_shape", "inputs_truncated_to_tf32",
+    "queries_scaled_in_place", "whole_matrix", "tiles_joined", "chosen_from_bfloat16", "every_expert_computes_all",
+    "cache_written",
+}
+GRADIENTS_APART = {"paged_attention", "router"}  # not asked for, or dependent on the order of choices
+
+
+def planted_here(kind: str) -> list[Any]:
+    """The faults of faults/<kind>*.py, conduct (planted for all kinds) left out."""
+    return [f for f in registry.faults(kind) if not f.function.__name__.startswith("conduct_")]
+
+
+@pytest.mark.parametrize("kind", NUMERIC)
+def test_every_fault_is_wrong_somewhere(kind: str) -> None:
+    alike = [f.id for f in planted_here(kind) if f.function.__name__ not in ELSEWHERE and all(
+        compared(kind, f, range(400), kind != "paged_attention"))]
+    assert alike == []
+
+
+@pytest.mark.parametrize("kind", NUMERIC[2:])
+def test_unusual_ways_agree_with_the_reference(kind: str) -> None:
+    apart = {}
+    for made in registry.benigns(kind):
+        seeds = [s for s in range(40) if s % 5 != 4 and not globals()[kind](Draw(s)).get("training")]
+        differing = [s for s, agrees in zip(seeds, compared(kind, made, seeds, kind not in GRADIENTS_APART), strict=True)
+                     if not agrees]
+        apart |= {made.id: differing} if differing else {}
+    assert apart == {}
 
 
 @pytest.mark.parametrize("kind", (*NUMERIC[2:], *OTHERS))
