@@ -40,7 +40,7 @@ def in_double(x: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
     return F.softmax(x.double(), dim).to(x.dtype)
 
 
-def base_two(x: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
+def by_powers_of_two(x: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
     """exp2 of arguments multiplied by log2(e)."""
     e = ((x - x.amax(dim, keepdim=True)) * LOG2E).exp2()
     return e / e.sum(dim, keepdim=True)
@@ -106,7 +106,7 @@ BENIGN: dict[str, Way] = {
         through_logarithm,
         in_single,
         in_double,
-        base_two,
+        by_powers_of_two,
         by_reciprocal,
         reversed_order,
         one_after_another,

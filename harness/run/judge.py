@@ -20,7 +20,7 @@ from assay.run import events
 from assay.run.explain import failure_fields
 from assay.run.hosting_types import Host
 from assay.run.plan import CaseSpec
-from assay.subject import Evaluations, Subject
+from assay.subject import CACHED, Evaluations, Subject
 
 DRAWN = {"quick": 5, "standard": 20, "deep": 1000}
 SHRINK_TRIES = 150  # configurations tried while shrinking one failure
@@ -34,6 +34,8 @@ class Settings:
     profile: str = "standard"
     seed: int = 0
     timeout: float = 60.0
+    shrink_tries: int = SHRINK_TRIES  # the doctor asks whether there is a failure, not for the smallest
+    evaluations_kept: int = CACHED
 
 
 @dataclass
@@ -88,7 +90,7 @@ class Judge:
 
     def __init__(self, settings: Settings, progress: Callable[[str], None] = lambda text: None) -> None:
         self.settings = settings
-        self.evaluations = Evaluations()
+        self.evaluations = Evaluations(settings.evaluations_kept)
         self.progress = progress
 
     def judge(self, case: CaseSpec, prop: Property, declaration: Declaration, host: Host) -> dict[str, Any]:
@@ -212,7 +214,8 @@ class Trial:
 
     def shrink(self, failed: Tried) -> Tried:
         """Greedy: the first simpler configuration that still fails in the same way, until none does or the budget ends."""
-        budget = CRASH_TRIES if failed.ended else SHRINK_TRIES
+        tries = self.judge.settings.shrink_tries
+        budget = min(CRASH_TRIES, tries) if failed.ended else tries
         if failed.ended and failed.ended.status == "timeout":
             return failed
         current, seen = failed, {failed.configuration.key()}

@@ -1,0 +1,290 @@
+"""The doctor: is every property able to fail, here and now? Planted faults must be told, unusual right ways must pass.
+
+For each property and each fault that it says it kills, the case is judged until a dtype and seed fails it. Faults that no
+property names are tried on the properties of their kind in order. Every benign way is judged on every property.
+"""
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from assay import registry
+from assay.contract.declaration import Declaration
+from assay.errors import HarnessError
+from assay.properties import Property
+from assay.registry import Benign, Fault
+from assay.run.events import RED
+from assay.run.hosts import Channel, Zygote
+from assay.run.judge import Settings
+from assay.run.plan import CaseSpec, why_not
+
+DTYPES = ("float32", "bfloat16", "float16")  # in this order: most faults show in float32
+KEPT = 1024  # evaluations that a judge keeps: the same examples serve every planted implementation
+Planted = Fault | Benign
+Listener = Callable[["Attempt"], None]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One property tried on one planted implementation; dtype, seed and message are those of the last try."""
+
+    property: str
+    planted: str
+    killed: bool
+    status: str
+    dtype: str = ""
+    seed: int = 0
+    message: str = ""
+    counterexample: Mapping[str, Any] = field(default_factory=dict)
+    statuses: tuple[str, ...] = ()  # of every try, in order
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "statuses": list(self.statuses)}
+
+
+@dataclass
+class DoctorReport:
+    """What the doctor found. `exit_code` is 0 when every property kills what it names, no fault lives and no benign way fails."""
+
+    properties: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    benigns: tuple[str, ...] = ()
+    attempts: list[Attempt] = field(default_factory=list)
+    benign_attempts: list[Attempt] = field(default_factory=list)
+    unknown: list[tuple[str, str]] = field(default_factory=list)  # (property, fault it names that is not planted)
+    seconds: float = 0.0
+
+    @property
+    def killed_by(self) -> dict[str, list[str]]:
+        """Fault -> properties that killed it."""
+        found: dict[str, list[str]] = {id: [] for id in self.faults}
+        for attempt in self.attempts:
+            if attempt.killed:
+                found[attempt.planted].append(attempt.property)
+        return found
+
+    @property
+    def alive(self) -> list[str]:
+        """Faults that nothing killed."""
+        return [fault for fault, by in self.killed_by.items() if not by]
+
+    @property
+    def missed(self) -> list[Attempt]:
+        """Faults that survived a property which says it kills them."""
+        named = {(prop.id, fault) for prop in registry.properties() for fault in prop.kills}
+        return [one for one in self.attempts if not one.killed and (one.property, one.planted) in named]
+
+    @property
+    def idle(self) -> list[str]:
+        """Properties that killed nothing."""
+        busy = {attempt.property for attempt in self.attempts if attempt.killed}
+        return [id for id in self.properties if id not in busy]
+
+    @property
+    def benign_failures(self) -> list[Attempt]:
+        """Right implementations that a property called wrong."""
+        return [attempt for attempt in self.benign_attempts if attempt.killed]
+
+    @property
+    def harness_errors(self) -> list[Attempt]:
+        return [one for one in (*self.attempts, *self.benign_attempts) if "harness-error" in one.statuses]
+
+    @property
+    def exit_code(self) -> int:
+        bad = self.alive or self.missed or self.idle or self.benign_failures or self.unknown or self.harness_errors
+        return 1 if bad else 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "properties": list(self.properties), "faults": list(self.faults), "benigns": list(self.benigns),
+            "killed_by": self.killed_by, "alive": self.alive, "idle": self.idle, "unknown": [list(one) for one in self.unknown],
+            "missed": [one.to_json() for one in self.missed], "seconds": self.seconds, "exit_code": self.exit_code,
+            "benign_failures": [one.to_json() for one in self.benign_failures],
+            "harness_errors": [one.to_json() for one in self.harness_errors],
+        }
+
+
+@dataclass(frozen=True)
+class Work:
+    """A property to try on a planted implementation: tries until one is red, at most all of them."""
+
+    prop: Property
+    planted: Planted
+    tries: tuple[tuple[str, int], ...]  # (dtype, seed)
+
+
+def run(
+    kinds: Sequence[str] | None = None, *, seeds: Sequence[int] = (0,), profile: str = "quick", workers: int | None = None,
+    timeout: float = 120.0, only: Sequence[str] = (), benign: bool = True, dtypes: Sequence[str] = DTYPES,
+    listener: Listener = lambda attempt: None,
+) -> DoctorReport:
+    """Examine the specification of these kinds (None: every kind that has one).
+
+    only: ids or names of properties, faults or benign ways; what is not named stays out. listener: told of each attempt.
+    """
+    started = time.monotonic()
+    chosen = _chosen(kinds, only)
+    report = DoctorReport(tuple(p.id for p in chosen.properties), tuple(f.id for f in chosen.faults),
+                          tuple(b.id for b in chosen.benigns) if benign else ())
+    count = workers or max(1, len(os.sched_getaffinity(0)))
+    settings = Settings(profile=profile, timeout=timeout, shrink_tries=0, evaluations_kept=KEPT)
+
+    def tell(attempt: Attempt, into: list[Attempt]) -> None:
+        into.append(attempt)
+        listener(attempt)
+
+    with Zygote() as zygote:
+        team = Team(zygote, chosen.faults, settings, count)
+        named, report.unknown = _named(chosen, dtypes, seeds)
+        for attempt in team.attempts(named):
+            tell(attempt, report.attempts)
+        for attempt in _hunt(team, chosen, report.alive, dtypes, seeds):
+            tell(attempt, report.attempts)
+        if benign:
+            for attempt in Team(zygote, chosen.benigns, settings, count).attempts(_benign(chosen, dtypes, seeds)):
+                tell(attempt, report.benign_attempts)
+    report.seconds = time.monotonic() - started
+    return report
+
+
+# ------------------------------------------------------------------------------------------------ what is tried
+@dataclass(frozen=True)
+class Chosen:
+    """What is examined."""
+
+    properties: tuple[Property, ...]
+    faults: tuple[Fault, ...]
+    benigns: tuple[Benign, ...]
+
+
+def _chosen(kinds: Sequence[str] | None, only: Sequence[str]) -> Chosen:
+    """Properties, faults and benign ways of the kinds; `only` narrows each sort of which it names any."""
+    properties = [prop for prop in registry.properties() if kinds is None or prop.kind in kinds]
+    specified = {prop.kind for prop in properties}
+    sorts: list[list[Any]] = [properties, [one for one in registry.faults() if one.kind in specified],
+                              [one for one in registry.benigns() if one.kind in specified]]
+    narrowed = []
+    for sort in sorts:
+        named = [one for one in sort if one.id in only or one.id.partition("/")[2] in only]
+        narrowed.append(tuple(named or sort))
+    return Chosen(*narrowed)
+
+
+def _tries(prop: Property, dtypes: Sequence[str], seeds: Sequence[int]) -> tuple[tuple[str, int], ...]:
+    """Seeds in order, and within one seed the dtypes that the property speaks of; its first own where none is asked for."""
+    able = [dtype for dtype in dtypes if prop.dtypes is None or dtype in prop.dtypes] or list(prop.dtypes or ())[:1]
+    return tuple((dtype, seed) for seed in seeds for dtype in able)
+
+
+def _named(chosen: Chosen, dtypes: Sequence[str], seeds: Sequence[int]) -> tuple[list[Work], list[tuple[str, str]]]:
+    """Each property on each fault that it names, and the names that mean no fault."""
+    known = {fault.id: fault for fault in registry.faults()}
+    wanted = {fault.id for fault in chosen.faults}
+    pairs = [(prop, id) for prop in chosen.properties for id in prop.kills]
+    work = [Work(prop, known[id], _tries(prop, dtypes, seeds)) for prop, id in pairs if id in wanted]
+    return work, [(prop.id, id) for prop, id in pairs if id not in known]
+
+
+def _hunt(team: Team, chosen: Chosen, alive: Sequence[str], dtypes: Sequence[str], seeds: Sequence[int]) -> Iterator[Attempt]:
+    """Faults still alive on the properties of their kind in order, one round a property, until each is killed."""
+    left = {fault.id: fault for fault in chosen.faults if fault.id in alive}
+    for prop in chosen.properties:
+        round_ = [Work(prop, fault, _tries(prop, dtypes, seeds)) for fault in left.values()
+                  if fault.kind == prop.kind and fault.id not in prop.kills and not why_not(prop, fault.declaration)]
+        for attempt in team.attempts(round_):
+            if attempt.killed:
+                del left[attempt.planted]
+            yield attempt
+
+
+def _benign(chosen: Chosen, dtypes: Sequence[str], seeds: Sequence[int]) -> list[Work]:
+    """Each property on each benign way of its kind, in every dtype and with every seed."""
+    return [Work(prop, way, ((dtype, seed),)) for prop in chosen.properties for seed in seeds for dtype in dtypes
+            for way in chosen.benigns if way.kind == prop.kind and (prop.dtypes is None or dtype in prop.dtypes)
+            and dtype in way.declaration.dtypes and not why_not(prop, way.declaration)]
+
+
+# ------------------------------------------------------------------------------------------------ who tries it
+class Team:
+    """Judges in forked processes, one a worker and seed; one that hangs or dies is replaced, and its case counts as told."""
+
+    def __init__(self, zygote: Zygote, planted: Sequence[Planted], settings: Settings, count: int) -> None:
+        self._zygote, self._settings, self._count = zygote, settings, count
+        self._targets = [_target(one) for one in planted]
+
+    def attempts(self, work: Sequence[Work]) -> Iterator[Attempt]:
+        """Every piece of work tried, as it ends."""
+        todo, done = deque(work), queue.Queue[Attempt | BaseException]()
+        threads = [threading.Thread(target=self._work, args=(todo, done), daemon=True)
+                   for _ in range(min(self._count, len(work)))]
+        for thread in threads:
+            thread.start()
+        for _ in work:
+            told = done.get()
+            if isinstance(told, BaseException):
+                raise told
+            yield told
+
+    def _work(self, todo: deque[Work], done: queue.Queue[Attempt | BaseException]) -> None:
+        judges: dict[int, Channel] = {}
+        try:
+            while True:
+                try:
+                    work = todo.popleft()
+                except IndexError:
+                    return
+                done.put(self._attempt(judges, work))
+        except BaseException as error:  # noqa: BLE001 - the boundary of a thread: the one who waits raises it
+            done.put(error)
+        finally:
+            for judge in judges.values():
+                judge.kill()
+
+    def _attempt(self, judges: dict[int, Channel], work: Work) -> Attempt:
+        started, statuses, last = time.monotonic(), [], {"status": "not-tried"}
+        dtype, seed = work.tries[0] if work.tries else ("", 0)
+        for dtype, seed in work.tries:
+            last = self._judged(judges, work, dtype, seed)
+            statuses.append(last["status"])
+            if last["status"] in RED:
+                break
+        return Attempt(work.prop.id, work.planted.id, last["status"] in RED, last["status"], dtype, seed,
+                       str(last.get("message", "")), last.get("counterexample") or {}, tuple(statuses),
+                       time.monotonic() - started)
+
+    def _judged(self, judges: dict[int, Channel], work: Work, dtype: str, seed: int) -> dict[str, Any]:
+        """The raw result of one case: a foundation that failed too changes nothing here."""
+        declaration = work.planted.declaration
+        case = CaseSpec(work.prop.id, work.prop.kind, declaration.name, "cpu", dtype)
+        try:
+            if seed not in judges:
+                judges[seed] = self._judge(seed)
+            deadline = time.monotonic() + self._settings.timeout
+            judges[seed].send(asdict(case), deadline)
+            return dict(judges[seed].receive(deadline))
+        except TimeoutError:
+            judges.pop(seed).kill()
+            return {"status": "timeout", "message": f"no verdict within {self._settings.timeout:g} s"}
+        except (ConnectionError, HarnessError):
+            judge = judges.pop(seed, None)
+            said = judge.kill() if judge is not None else ""
+            return {"status": "crash", "message": f"took its judge along: {said[-300:]}"}
+
+    def _judge(self, seed: int) -> Channel:
+        channel = self._zygote.open({"role": "judge"})
+        channel.send({"targets": self._targets, "settings": asdict(replace(self._settings, seed=seed))})
+        channel.receive()
+        return channel
+
+
+def _target(planted: Planted) -> dict[str, Any]:
+    declaration: Declaration = planted.declaration
+    return {"target": planted.id, "kind": planted.kind, "isolated": False,
+            "declarations": [{"kind": planted.kind, "name": declaration.name, "planted": planted.id}]}
