@@ -56,27 +56,33 @@ class Settings:
 
 
 def block(
-    x: Tensor, params: Params, *, num_heads: int, num_kv_heads: int | None = None, placement: str = "pre", norm: str = "rms",
+    x: Tensor, params: Params, *, num_heads: int, num_kv_heads: int | None = None, placement: str = "pre",
+    norm: str = "rms",
     ffn: str = "swiglu", activation: str = "silu", causal: bool = True, mask: Tensor | None = None,
     positions: Tensor | None = None, dropout: float = 0.0, training: bool = False, seed: int = 0, eps: float = 1e-6,
     top_k: int | None = None, router: str = "softmax_of_topk", capacity: str = "none",
 ) -> Tensor:
     """One Transformer layer.
 
-    Formula, pre-norm: h = x + drop(Attention(norm1(x))); y = h + drop(FFN(norm2(h))). Post-norm: h = norm1(x + drop(…)), and so
+    Formula, pre-norm: h = x + drop(Attention(norm1(x))); y = h + drop(FFN(norm2(h))). Post-norm: h = norm1(x +
+    drop(…)), and so
     on; sandwich: h = x + norm1_post(drop(Attention(norm1(x)))).
 
     x: (B, T, C)
-    params: norm1.weight, attn.w_q … attn.w_o, norm2.weight, and ffn.w_in, ffn.w_out (mlp), ffn.w_gate, ffn.w_up, ffn.w_down
-    (swiglu) or moe.w_router, moe.w_gate, moe.w_up, moe.w_down, moe.shared.… (moe); biases, attn.w_gate and norm….bias optional
+    params: norm1.weight, attn.w_q … attn.w_o, norm2.weight, and ffn.w_in, ffn.w_out (mlp), ffn.w_gate, ffn.w_up,
+    ffn.w_down
+    (swiglu) or moe.w_router, moe.w_gate, moe.w_up, moe.w_down, moe.shared.… (moe); biases, attn.w_gate and norm….bias
+    optional
     mask: None, (B, T) bool over keys, True = real, or (B, T, T) bool over queries and keys
     positions: None, or (T,) or (B, T): rotary in the attention
     returns: (B, T, C)
 
-    Conventions: placement "pre", "post", "sandwich", "deepnorm" (alpha 1); norm "rms", "layer"; ffn "mlp", "swiglu", "moe";
+    Conventions: placement "pre", "post", "sandwich", "deepnorm" (alpha 1); norm "rms", "layer"; ffn "mlp", "swiglu",
+    "moe";
     router and capacity as `moe`; dropout's seed is seed for the attention and seed + 2 for the FFN.
     Raises: ValueError for a missing parameter, an unknown choice, a mask of another shape, and as the parts do.
-    Source: Vaswani et al., section 3.1, arXiv 1706.03762; Xiong et al., arXiv 2002.04745; Touvron et al., "LLaMA", section 2.2,
+    Source: Vaswani et al., section 3.1, arXiv 1706.03762; Xiong et al., arXiv 2002.04745; Touvron et al., "LLaMA",
+    section 2.2,
     arXiv 2302.13971.
 
     >>> import torch
@@ -171,7 +177,8 @@ def other_parts() -> Parts:
 
 
 def _of_other_parts(
-    x: Tensor, params: Params, *, num_heads: int, num_kv_heads: int | None = None, placement: str = "pre", norm: str = "rms",
+    x: Tensor, params: Params, *, num_heads: int, num_kv_heads: int | None = None, placement: str = "pre",
+    norm: str = "rms",
     ffn: str = "swiglu", activation: str = "silu", causal: bool = True, mask: Tensor | None = None,
     positions: Tensor | None = None, dropout: float = 0.0, training: bool = False, seed: int = 0, eps: float = 1e-6,
     top_k: int | None = None, router: str = "softmax_of_topk", capacity: str = "none",

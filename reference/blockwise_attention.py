@@ -29,10 +29,12 @@ def blockwise_attention(
     mask: None or bool, broadcast to (B, H, Tq, Tk), True = may attend
     returns: out (B, H, Tq, Dv), lse (B, H, Tq), natural logarithm
 
-    Conventions: causal_alignment "bottom_right" or "top_left"; empty_row: a row without keys gives "zeros" and lse −∞, "nan_row",
+    Conventions: causal_alignment "bottom_right" or "top_left"; empty_row: a row without keys gives "zeros" and lse
+    −∞, "nan_row",
     "mean" (of the row's values), or is "refused".
     Raises: ValueError where a block size < 1, G does not divide H, shapes do not fit, or an empty row is refused.
-    Source: Dao et al., "FlashAttention", section 3.1, arXiv 2205.14135; Milakov, Gimelshein, "Online normalizer calculation for
+    Source: Dao et al., "FlashAttention", section 3.1, arXiv 2205.14135; Milakov, Gimelshein, "Online normalizer
+    calculation for
     softmax", arXiv 1805.02867.
 
     >>> q, v = torch.zeros(1, 1, 1, 2), torch.tensor([[[[1.0], [3.0], [8.0]]]])
@@ -146,7 +148,8 @@ def _all_keys_at_once(
 
 
 def _backward(
-    upstream: Sequence[Tensor | None], wrt: Sequence[str], *, q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int,
+    upstream: Sequence[Tensor | None], wrt: Sequence[str], *, q: Tensor, k: Tensor, v: Tensor, block_q: int,
+    block_k: int,
     causal: bool = False, mask: Tensor | None = None, scale: float | None = None, causal_alignment: str = "bottom_right",
     empty_row: str = "zeros",
 ) -> Mapping[str, Tensor]:

@@ -113,7 +113,8 @@ def causal_lm(*, seed: int, size: Size = Size(), counting: str = "index") -> Cau
 
     returns: an object with __call__(ids, *, mask), step(ids, cache, *, mask), parameters(), vocab_size and max_length
 
-    Conventions: counting (the convention `positions`) "index" or "from_mask"; the cache is a dict of keys and values, turned by
+    Conventions: counting (the convention `positions`) "index" or "from_mask"; the cache is a dict of keys and values,
+    turned by
     their positions, and is never changed in place.
     Raises: ValueError for ids outside the vocabulary or a mask of another shape.
     Source: Touvron et al., "LLaMA", section 2.2, arXiv 2302.13971.

@@ -19,18 +19,21 @@ def cross_entropy(
 ) -> Tensor:
     """Minus the log-probability of each target, summed or averaged over the rows that count.
 
-    Formula: l_n = −Σ_j q_j · log softmax(logits_n)_j; q is 1 at the target; with ε = label_smoothing it is 1 − ε at the target
+    Formula: l_n = −Σ_j q_j · log softmax(logits_n)_j; q is 1 at the target; with ε = label_smoothing it is 1 − ε at
+    the target
     and ε/(V−1) at each other id. mean: Σ l_n / number of counted rows.
 
     logits: (N, V)
     targets: (N,) integers, 0 … V−1 or ignore_index
     returns: a scalar, or (N,) for reduction "none" (zeros at ignored rows)
 
-    Conventions: smoothing "others" (above) or "all" (ε/V at every id, the target's on top of 1 − ε); all_ignored: the mean over
+    Conventions: smoothing "others" (above) or "all" (ε/V at every id, the target's on top of 1 − ε); all_ignored: the
+    mean over
     no row is "nan", "zero" or "refused".
     Raises: ValueError for a target outside 0 … V−1 that is not ignore_index, ε outside 0 ≤ ε < 1, ε > 0 where V = 1, an
     unknown reduction or convention, and no counted row where that is refused.
-    Source: Szegedy et al., "Rethinking the Inception Architecture", section 7, arXiv 1512.00567; Vaswani et al., section 5.4,
+    Source: Szegedy et al., "Rethinking the Inception Architecture", section 7, arXiv 1512.00567; Vaswani et al.,
+    section 5.4,
     arXiv 1706.03762.
 
     >>> loss = cross_entropy(torch.zeros(2, 4), torch.tensor([1, -100]))

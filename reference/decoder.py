@@ -19,7 +19,8 @@ def decoder(
 ) -> Tensor:
     """Layers of causal self-attention, cross-attention over the memory, and feed-forward network; no final norm.
 
-    Formula, pre-norm, a layer: h = y + SelfAttention(norm1(y)); u = h + CrossAttention(norm3(h), memory); u + FFN(norm2(u)).
+    Formula, pre-norm, a layer: h = y + SelfAttention(norm1(y)); u = h + CrossAttention(norm3(h), memory); u +
+    FFN(norm2(u)).
 
     y: (B, T, C)
     memory: (B, S, C), not normalised here
@@ -28,7 +29,8 @@ def decoder(
     memory_mask: None, (B, S) bool, True = real, or (B, T, S) bool
     returns: (B, T, C)
 
-    Conventions: as `block`; cross-attention is never causal and has no rotary; layer l takes seed + 3·l for its dropout.
+    Conventions: as `block`; cross-attention is never causal and has no rotary; layer l takes seed + 3·l for its
+    dropout.
     Raises: ValueError as `block`.
     Source: Vaswani et al., sections 3.1 and 3.2.3, arXiv 1706.03762.
 

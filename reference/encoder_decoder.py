@@ -14,9 +14,11 @@ from assay.reference.encoder import encode
 
 
 def encoder_decoder(
-    src: Tensor, tgt: Tensor, params: Params, *, num_heads: int, src_mask: Tensor | None = None, tgt_mask: Tensor | None = None,
+    src: Tensor, tgt: Tensor, params: Params, *, num_heads: int, src_mask: Tensor | None = None,
+    tgt_mask: Tensor | None = None,
     num_kv_heads: int | None = None, placement: str = "pre", norm: str = "rms", ffn: str = "swiglu", activation: str = "silu",
-    positions: Tensor | str | None = None, dropout: float = 0.0, training: bool = False, seed: int = 0, eps: float = 1e-6,
+    positions: Tensor | str | None = None, dropout: float = 0.0, training: bool = False, seed: int = 0,
+    eps: float = 1e-6,
     top_k: int | None = None, router: str = "softmax_of_topk", capacity: str = "none", counting: str = "index",
 ) -> Tensor:
     """Encode the source once, decode the target against it, and score every word at every target position.
@@ -25,13 +27,16 @@ def encoder_decoder(
 
     src: (B, S) integers
     tgt: (B, T) integers
-    params: embed.weight (V, C); encoder and decoder, lists of layers named as for `encoder` and `decoder`; optional pos.weight
-    (T_max, C), encoder_norm.weight, final_norm.weight (with .bias), unembed.weight (V, C), which is embed.weight where absent
+    params: embed.weight (V, C); encoder and decoder, lists of layers named as for `encoder` and `decoder`; optional
+    pos.weight
+    (T_max, C), encoder_norm.weight, final_norm.weight (with .bias), unembed.weight (V, C), which is embed.weight
+    where absent
     src_mask: None or (B, S) bool, True = real
     tgt_mask: None or (B, T) bool, True = real
     returns: logits (B, T, V)
 
-    Conventions: as `block`; a norm that params lacks is left out; counting (the convention `positions`) "index", or "from_mask":
+    Conventions: as `block`; a norm that params lacks is left out; counting (the convention `positions`) "index", or
+    "from_mask":
     pos.weight is read from the first real token on.
     Raises: ValueError for ids outside the vocabulary, sequences longer than pos.weight, and as `block`.
     Source: Vaswani et al., section 3, arXiv 1706.03762; Raffel et al., "T5", section 2.1, arXiv 1910.10683.
@@ -82,9 +87,11 @@ def _normalised(h: Tensor, params: Params, settings: Settings, name: str) -> Ten
 
 
 def _of_other_parts(
-    src: Tensor, tgt: Tensor, params: Params, *, num_heads: int, src_mask: Tensor | None = None, tgt_mask: Tensor | None = None,
+    src: Tensor, tgt: Tensor, params: Params, *, num_heads: int, src_mask: Tensor | None = None,
+    tgt_mask: Tensor | None = None,
     num_kv_heads: int | None = None, placement: str = "pre", norm: str = "rms", ffn: str = "swiglu", activation: str = "silu",
-    positions: Tensor | str | None = None, dropout: float = 0.0, training: bool = False, seed: int = 0, eps: float = 1e-6,
+    positions: Tensor | str | None = None, dropout: float = 0.0, training: bool = False, seed: int = 0,
+    eps: float = 1e-6,
     top_k: int | None = None, router: str = "softmax_of_topk", capacity: str = "none", counting: str = "index",
 ) -> Tensor:
     """The model made of other forms of its parts."""

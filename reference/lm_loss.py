@@ -16,7 +16,8 @@ def lm_loss(
 ) -> Tensor:
     """Cross-entropy of the logits at t against the id at t+1, over real tokens (and the response alone after a prompt).
 
-    Formula: L = Σ −log softmax(logits_{b,t})[ids_{b,t+1}] over the counted (b, t), divided by their number for "mean". (b, t)
+    Formula: L = Σ −log softmax(logits_{b,t})[ids_{b,t+1}] over the counted (b, t), divided by their number for
+    "mean". (b, t)
     counts where t and t+1 are real and, with prompt_lengths, t+1 ≥ prompt_lengths_b.
 
     logits: (B, T, V)
@@ -27,7 +28,8 @@ def lm_loss(
 
     Conventions: as `cross_entropy`. The first response token, scored at the last prompt position, counts.
     Raises: ValueError for shapes that do not fit, and as `cross_entropy`.
-    Source: Radford et al., "Improving Language Understanding by Generative Pre-Training", section 3.1; Ouyang et al., "Training
+    Source: Radford et al., "Improving Language Understanding by Generative Pre-Training", section 3.1; Ouyang et al.,
+    "Training
     language models to follow instructions", section 3.5, arXiv 2203.02155.
 
     >>> ids = torch.tensor([[1, 0, 1]])

@@ -15,17 +15,21 @@ def logits_filter(
 ) -> Tensor:
     """Divide the logits by the temperature and set to −∞ what top-k and top-p drop.
 
-    Formula: z = logits / temperature; top-k keeps the k largest z; with p = softmax(z) over those, sorted from the largest,
+    Formula: z = logits / temperature; top-k keeps the k largest z; with p = softmax(z) over those, sorted from the
+    largest,
     top-p keeps entry j iff p_1 + … + p_{j−1} < top_p.
 
     logits: (N, V)
     returns: (N, V), kept entries z, dropped entries −∞
 
-    Conventions: topk_ties "exactly_k" (the lower index wins) or "all" (everything equal to the k-th stays); topp_boundary
-    "reach" (stop when the sum reaches top_p) or "exceed" (when it exceeds it); temperature_zero "refused" or "greedy" (the
+    Conventions: topk_ties "exactly_k" (the lower index wins) or "all" (everything equal to the k-th stays);
+    topp_boundary
+    "reach" (stop when the sum reaches top_p) or "exceed" (when it exceeds it); temperature_zero "refused" or "greedy"
+    (the
     largest logits alone stay, as they are). top_p = 1 keeps all by rule.
     Raises: ValueError where temperature < 0 (or = 0, unless greedy), top_k < 1, or top_p lies outside 0 < top_p ≤ 1.
-    Source: Fan et al., "Hierarchical Neural Story Generation", section 5.4 (top-k), arXiv 1805.04833; Holtzman et al., "The
+    Source: Fan et al., "Hierarchical Neural Story Generation", section 5.4 (top-k), arXiv 1805.04833; Holtzman et
+    al., "The
     Curious Case of Neural Text Degeneration", section 3.1 (top-p), arXiv 1904.09751.
 
     >>> logits_filter(torch.tensor([[1.0, 3.0, 2.0]]), temperature=2.0, top_k=2).tolist()

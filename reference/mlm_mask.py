@@ -15,16 +15,19 @@ def mlm_mask(
 ) -> tuple[Tensor, Tensor]:
     """Choose ordinary tokens at random, hide them, and keep their ids as labels.
 
-    Formula: chosen ~ Bernoulli(p) independently on tokens that are not special; ids' = mask_id where chosen; labels = ids where
+    Formula: chosen ~ Bernoulli(p) independently on tokens that are not special; ids' = mask_id where chosen; labels =
+    ids where
     chosen, −100 elsewhere.
 
     ids: (…, T) integers
     special: (…, T) bool, True = never chosen (special tokens and padding)
     returns: ids' and labels, both like ids
 
-    Conventions: mlm_choice "bernoulli" or "count" (round(p · eligible) tokens of each row, at least one where there is any);
+    Conventions: mlm_choice "bernoulli" or "count" (round(p · eligible) tokens of each row, at least one where there
+    is any);
     mlm_replace "mask_only" or "bert" (80 % mask_id, 10 % a random id, 10 % as it was).
-    Raises: ValueError where p lies outside 0 … 1, mask_id outside 0 … vocab_size−1, shapes differ, or a convention is unknown.
+    Raises: ValueError where p lies outside 0 … 1, mask_id outside 0 … vocab_size−1, shapes differ, or a convention is
+    unknown.
     Source: Devlin et al., "BERT", section 3.1, arXiv 1810.04805.
 
     >>> ids, special = torch.tensor([[5, 6, 7]]), torch.tensor([[True, False, False]])

@@ -16,12 +16,14 @@ Shared = tuple[Tensor, Tensor, Tensor]
 
 
 def moe(
-    x: Tensor, w_router: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, *, top_k: int, shared: Shared | None = None,
+    x: Tensor, w_router: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, *, top_k: int,
+    shared: Shared | None = None,
     router: str = "softmax_of_topk", capacity: str = "none",
 ) -> Tensor:
     """Sum the outputs of each token's chosen experts by the router's weights, plus a shared expert where there is one.
 
-    Formula: y = Σ_{i in S} g_i · E_i(x) + E_shared(x), E_i(x) = (silu(x · w_gate_iᵀ) ⊙ (x · w_up_iᵀ)) · w_down_iᵀ, g and S as
+    Formula: y = Σ_{i in S} g_i · E_i(x) + E_shared(x), E_i(x) = (silu(x · w_gate_iᵀ) ⊙ (x · w_up_iᵀ)) · w_down_iᵀ, g
+    and S as
     the router gives them.
 
     x: (B, T, C)
@@ -34,7 +36,8 @@ def moe(
     Conventions: router as in `router`; capacity "none": no token is ever dropped (how many "drops" drops is each
     implementation's own, so the formula is that of the tokens that it keeps).
     Raises: ValueError as `router`, or for an unknown capacity.
-    Source: Jiang et al., "Mixtral of Experts", section 2.1, arXiv 2401.04088; Dai et al., "DeepSeekMoE", section 3.2 (shared
+    Source: Jiang et al., "Mixtral of Experts", section 2.1, arXiv 2401.04088; Dai et al., "DeepSeekMoE", section 3.2
+    (shared
     experts), arXiv 2401.06066.
 
     >>> x, one = torch.ones(1, 1, 1), torch.ones(2, 1, 1)

@@ -16,14 +16,16 @@ Attend = Callable[..., Tensor]
 
 def multi_head_attention(
     x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, *, num_heads: int, num_kv_heads: int | None = None,
-    context: Tensor | None = None, values: Tensor | None = None, key_mask: Tensor | None = None, mask: Tensor | None = None,
+    context: Tensor | None = None, values: Tensor | None = None, key_mask: Tensor | None = None,
+    mask: Tensor | None = None,
     causal: bool = False, window: int | tuple[int, int] | None = None, b_q: Tensor | None = None, b_k: Tensor | None = None,
     b_v: Tensor | None = None, b_o: Tensor | None = None, w_gate: Tensor | None = None, positions: Tensor | None = None,
     base: float = 10000.0, causal_alignment: str = "bottom_right", empty_row: str = "zeros",
 ) -> Tensor:
     """Project tokens to heads, attend in each head, and project the heads' outputs, side by side, back.
 
-    Formula: y = ((head_1, …, head_H) ⊙ σ(x · w_gateᵀ)) · w_oᵀ + b_o, head_h = Attention(x·W_h^Q, context·W_g^K, values·W_g^V),
+    Formula: y = ((head_1, …, head_H) ⊙ σ(x · w_gateᵀ)) · w_oᵀ + b_o, head_h = Attention(x·W_h^Q, context·W_g^K,
+    values·W_g^V),
     g = ⌊h·G/H⌋; without w_gate the factor is 1.
 
     x: (B, Tq, C)
@@ -40,10 +42,13 @@ def multi_head_attention(
     positions: None, or (T,) or (B, T) integers: rotary (interleaved) turns queries and keys
     returns: (B, Tq, C)
 
-    Conventions: masks combine by logical and; causal_alignment as `attention`; a row without keys gives zeros before w_o.
-    Raises: ValueError where H does not divide the rows of w_q, G does not divide H or the rows of w_k and w_v, a mask has another
+    Conventions: masks combine by logical and; causal_alignment as `attention`; a row without keys gives zeros before
+    w_o.
+    Raises: ValueError where H does not divide the rows of w_q, G does not divide H or the rows of w_k and w_v, a mask
+    has another
     shape, or positions are given where Tq ≠ Tk.
-    Source: Vaswani et al., "Attention Is All You Need", section 3.2.2, arXiv 1706.03762; Ainslie et al., "GQA", section 2.2,
+    Source: Vaswani et al., "Attention Is All You Need", section 3.2.2, arXiv 1706.03762; Ainslie et al., "GQA",
+    section 2.2,
     arXiv 2305.13245; Qiu et al., "Gated Attention for Large Language Models", section 2.2, arXiv 2505.06708.
 
     >>> x, one = torch.tensor([[[2.0], [4.0]]]), torch.ones(1, 1)

@@ -26,9 +26,12 @@ def paged_attention(
     lengths: (B,) integers
     returns: (B, H, Dv)
 
-    Conventions: scale 1/√D by default; empty_row: length 0 gives "zeros", "nan_row", or is "refused" ("mean" of no value is NaN).
-    Raises: ValueError where G does not divide H, a length exceeds the table, a block does not exist, or an empty row is refused.
-    Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", section 4.1,
+    Conventions: scale 1/√D by default; empty_row: length 0 gives "zeros", "nan_row", or is "refused" ("mean" of no
+    value is NaN).
+    Raises: ValueError where G does not divide H, a length exceeds the table, a block does not exist, or an empty row
+    is refused.
+    Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", section
+    4.1,
     arXiv 2309.06180.
 
     >>> cache = torch.tensor([[[[9.0]], [[9.0]]], [[[1.0]], [[3.0]]]])

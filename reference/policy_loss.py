@@ -22,9 +22,11 @@ def policy_loss(
     mask: None or that shape, True = the token counts
     returns: a scalar to minimise
 
-    Conventions: kl_estimator (the convention `kl`) "k1", "k2" or "k3"; gradients reach logp alone where the caller asks for them.
+    Conventions: kl_estimator (the convention `kl`) "k1", "k2" or "k3"; gradients reach logp alone where the caller
+    asks for them.
     Raises: ValueError where clip < 0, shapes differ, or the estimator is unknown.
-    Source: Schulman et al., "Proximal Policy Optimization Algorithms", section 3, arXiv 1707.06347; Shao et al., "DeepSeekMath",
+    Source: Schulman et al., "Proximal Policy Optimization Algorithms", section 3, arXiv 1707.06347; Shao et al.,
+    "DeepSeekMath",
     section 4.1 (k3), arXiv 2402.03300.
 
     >>> zero = torch.zeros(2)

@@ -18,7 +18,8 @@ def preference_loss(r_chosen: Tensor, r_rejected: Tensor) -> Tensor:
 
     Conventions: none. No pair at all gives NaN.
     Raises: ValueError where the shapes differ.
-    Source: Ouyang et al., "Training language models to follow instructions", section 3.5, arXiv 2203.02155; Bradley, Terry 1952.
+    Source: Ouyang et al., "Training language models to follow instructions", section 3.5, arXiv 2203.02155; Bradley,
+    Terry 1952.
 
     >>> round(float(preference_loss(torch.tensor([2.0]), torch.tensor([2.0]))), 4)
     0.6931

@@ -19,11 +19,14 @@ def router(x: Tensor, w_router: Tensor, *, top_k: int, router: str = "softmax_of
     w_router: (E, C)
     returns: weights (N, K), indices (N, K) int64, best first
 
-    Conventions: ties go to the lower index; router "softmax_of_topk" (softmax over the chosen: the same as softmax over all,
-    renormalised over the chosen), "topk_of_softmax" (softmax over all, not renormalised), "sigmoid" (each chosen score's
+    Conventions: ties go to the lower index; router "softmax_of_topk" (softmax over the chosen: the same as softmax
+    over all,
+    renormalised over the chosen), "topk_of_softmax" (softmax over all, not renormalised), "sigmoid" (each chosen
+    score's
     sigmoid, not renormalised).
     Raises: ValueError where top_k lies outside 1 … E, or router is unknown.
-    Source: Shazeer et al., "Outrageously Large Neural Networks", section 2.1, arXiv 1701.06538; Jiang et al., "Mixtral of
+    Source: Shazeer et al., "Outrageously Large Neural Networks", section 2.1, arXiv 1701.06538; Jiang et al.,
+    "Mixtral of
     Experts", section 2.1, arXiv 2401.04088.
 
     >>> weights, indices = router(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 5.0]]), top_k=2)
