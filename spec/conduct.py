@@ -24,10 +24,12 @@ def formula(subject: Subject, example: Example) -> None:
         assert one == other
 
 
-def add_conduct(spec: Specification, *, agree: Agreement = formula) -> Mapping[str, str]:
+def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tuple[str, ...] = (),
+                dtypes: tuple[str, ...] | None = None) -> Mapping[str, str]:
     """Add the conduct properties to a kind; returns their ids by short name.
 
-    agree: how one call is judged (kinds with discrete outcomes decide by margins).
+    agree: how one call is judged (kinds with discrete outcomes decide by margins). without: short names of what a kind
+    without tensors among its arguments cannot break. dtypes: the only types the kind speaks of.
     """
     kind, ids = spec.kind, {}
 
@@ -35,8 +37,10 @@ def add_conduct(spec: Specification, *, agree: Agreement = formula) -> Mapping[s
         def prop(subject: Subject, example: Example) -> None:
             body(subject, example)
 
+        if short in without:
+            return
         prop.__name__, prop.__doc__, prop.__module__ = name, sentence, spec.cases.__module__
-        spec.holds(CONDUCT, kills=kills, **options)(prop)
+        spec.holds(CONDUCT, kills=kills, dtypes=dtypes, **options)(prop)
         ids[short] = f"{kind}/{name}"
 
     add("form", "results_have_the_right_form", _form, "Results have the shape, type and device that the contract gives, in "
@@ -70,6 +74,8 @@ def _form(subject: Subject, example: Example) -> None:
     for name, facts, want in zip(kind.outputs, answer.facts, _several(subject.exact(**example)), strict=True):
         if isinstance(want, torch.Tensor) and want.is_floating_point():
             allowed = wanted if name in kind.widenable else {str(subject.dtype).removeprefix("torch.")}
+            if not any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in example.values()):
+                allowed = {"float32", "float64"}  # no input has a type to follow: float32 or wider
             fact(facts.dtype in allowed, f"{name} is {facts.dtype}", got=facts.dtype, expected=" or ".join(sorted(allowed)),
                  check=f"type of {name}")
         fact(facts.device.split(":")[0] == subject.device.split(":")[0], f"{name} is on {facts.device}", got=facts.device,

@@ -153,7 +153,9 @@ def engine(model: Model) -> Iterator[Engine]:
 
 PRECISIONS: dict[str, Callable[[Model], Model]] = {
     "angles": lambda m: replace(m, internal=m.angles, accumulate=wider(m.accumulate, m.angles)),
-    "tables": lambda m: replace(m, internal=m.tables, accumulate=wider(m.accumulate, m.tables)),
+    "tables": lambda m: replace(
+        m, internal=m.internal if m.internal.u > m.tables.u else m.tables, accumulate=wider(m.accumulate, m.tables)
+    ),
     "statistics": lambda m: replace(m, internal=wider(m.accumulate, m.internal)),
     "spilled": lambda m: replace(
         m, accumulate=m.internal if m.internal.u > m.accumulate.u else m.accumulate, additions=1
@@ -166,7 +168,7 @@ def precision(name: str) -> Iterator[None]:
     """Part of a formula that runs in a format of its own; no effect on plain tensors outside an engine.
 
     angles: positions, frequencies and their products, in the declared format of angles.
-    tables: cosines and sines as stored.
+    tables: cosines and sines as stored: in the declared format of tables, or as any intermediate result may be.
     statistics: row maxima, sums, log-sum-exp: kept in the accumulation format.
     spilled: sums whose partial results are stored in between, in the internal format.
     """
