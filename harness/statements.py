@@ -24,7 +24,7 @@ KINDS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Statement:
-    """One claim. kinds: how it can be held against an implementation (`KINDS`). source: which notes make it, as in the table."""
+    """One claim. kinds: how it can be held against an implementation (`KINDS`). source: which notes make it."""
 
     id: str
     text: str
@@ -33,7 +33,8 @@ class Statement:
     section: str
 
     def to_json(self) -> dict[str, Any]:
-        return {"id": self.id, "text": self.text, "kinds": list(self.kinds), "source": self.source, "section": self.section}
+        return {"id": self.id, "text": self.text, "kinds": list(self.kinds), "source": self.source,
+                "section": self.section}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The doctor: is every property able to fail, here and now? Planted faults must be told, unusual right ways must pass.
 
-For each property and each fault that it says it kills, the case is judged until a dtype and seed fails it. Faults that no
-property names are tried on the properties of their kind in order. Every benign way is judged on every property.
+For each property and each fault that it says it kills, the case is judged until a dtype and seed fails it. Faults that
+no property names are tried on the properties of their kind in order. Every benign way is judged on every property.
 """
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from assay import registry
@@ -19,6 +19,7 @@ from assay.contract.declaration import Declaration
 from assay.errors import HarnessError
 from assay.properties import Property
 from assay.registry import Benign, Fault
+from assay.run.diagnosis import Attempt, DoctorReport
 from assay.run.events import RED
 from assay.run.hosts import Channel, Zygote
 from assay.run.judge import Settings
@@ -27,88 +28,7 @@ from assay.run.plan import CaseSpec, why_not
 DTYPES = ("float32", "bfloat16", "float16")  # in this order: most faults show in float32
 KEPT = 1024  # evaluations that a judge keeps: the same examples serve every planted implementation
 Planted = Fault | Benign
-Listener = Callable[["Attempt"], None]
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One property tried on one planted implementation; dtype, seed and message are those of the last try."""
-
-    property: str
-    planted: str
-    killed: bool
-    status: str
-    dtype: str = ""
-    seed: int = 0
-    message: str = ""
-    counterexample: Mapping[str, Any] = field(default_factory=dict)
-    statuses: tuple[str, ...] = ()  # of every try, in order
-    seconds: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "statuses": list(self.statuses)}
-
-
-@dataclass
-class DoctorReport:
-    """What the doctor found. `exit_code` is 0 when every property kills what it names, no fault lives and no benign way fails."""
-
-    properties: tuple[str, ...] = ()
-    faults: tuple[str, ...] = ()
-    benigns: tuple[str, ...] = ()
-    attempts: list[Attempt] = field(default_factory=list)
-    benign_attempts: list[Attempt] = field(default_factory=list)
-    unknown: list[tuple[str, str]] = field(default_factory=list)  # (property, fault it names that is not planted)
-    seconds: float = 0.0
-
-    @property
-    def killed_by(self) -> dict[str, list[str]]:
-        """Fault -> properties that killed it."""
-        found: dict[str, list[str]] = {id: [] for id in self.faults}
-        for attempt in self.attempts:
-            if attempt.killed:
-                found[attempt.planted].append(attempt.property)
-        return found
-
-    @property
-    def alive(self) -> list[str]:
-        """Faults that nothing killed."""
-        return [fault for fault, by in self.killed_by.items() if not by]
-
-    @property
-    def missed(self) -> list[Attempt]:
-        """Faults that survived a property which says it kills them."""
-        named = {(prop.id, fault) for prop in registry.properties() for fault in prop.kills}
-        return [one for one in self.attempts if not one.killed and (one.property, one.planted) in named]
-
-    @property
-    def idle(self) -> list[str]:
-        """Properties that killed nothing."""
-        busy = {attempt.property for attempt in self.attempts if attempt.killed}
-        return [id for id in self.properties if id not in busy]
-
-    @property
-    def benign_failures(self) -> list[Attempt]:
-        """Right implementations that a property called wrong."""
-        return [attempt for attempt in self.benign_attempts if attempt.killed]
-
-    @property
-    def harness_errors(self) -> list[Attempt]:
-        return [one for one in (*self.attempts, *self.benign_attempts) if "harness-error" in one.statuses]
-
-    @property
-    def exit_code(self) -> int:
-        bad = self.alive or self.missed or self.idle or self.benign_failures or self.unknown or self.harness_errors
-        return 1 if bad else 0
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "properties": list(self.properties), "faults": list(self.faults), "benigns": list(self.benigns),
-            "killed_by": self.killed_by, "alive": self.alive, "idle": self.idle, "unknown": [list(one) for one in self.unknown],
-            "missed": [one.to_json() for one in self.missed], "seconds": self.seconds, "exit_code": self.exit_code,
-            "benign_failures": [one.to_json() for one in self.benign_failures],
-            "harness_errors": [one.to_json() for one in self.harness_errors],
-        }
+Listener = Callable[[Attempt], None]
 
 
 @dataclass(frozen=True)
@@ -121,13 +41,13 @@ class Work:
 
 
 def run(
-    kinds: Sequence[str] | None = None, *, seeds: Sequence[int] = (0,), profile: str = "quick", workers: int | None = None,
-    timeout: float = 120.0, only: Sequence[str] = (), benign: bool = True, dtypes: Sequence[str] = DTYPES,
-    listener: Listener = lambda attempt: None,
+    kinds: Sequence[str] | None = None, *, seeds: Sequence[int] = (0,), profile: str = "quick",
+    workers: int | None = None, timeout: float = 120.0, only: Sequence[str] = (), benign: bool = True,
+    dtypes: Sequence[str] = DTYPES, listener: Listener = lambda attempt: None,
 ) -> DoctorReport:
     """Examine the specification of these kinds (None: every kind that has one).
 
-    only: ids or names of properties, faults or benign ways; what is not named stays out. listener: told of each attempt.
+    only: ids or names of properties, faults or benign ways; each narrows its own sort. listener: told of each attempt.
     """
     started = time.monotonic()
     chosen = _chosen(kinds, only)
@@ -178,7 +98,7 @@ def _chosen(kinds: Sequence[str] | None, only: Sequence[str]) -> Chosen:
 
 
 def _tries(prop: Property, dtypes: Sequence[str], seeds: Sequence[int]) -> tuple[tuple[str, int], ...]:
-    """Seeds in order, and within one seed the dtypes that the property speaks of; its first own where none is asked for."""
+    """Seeds in order, and for each the dtypes that the property speaks of; its own first where none is asked for."""
     able = [dtype for dtype in dtypes if prop.dtypes is None or dtype in prop.dtypes] or list(prop.dtypes or ())[:1]
     return tuple((dtype, seed) for seed in seeds for dtype in able)
 
@@ -192,11 +112,13 @@ def _named(chosen: Chosen, dtypes: Sequence[str], seeds: Sequence[int]) -> tuple
     return work, [(prop.id, id) for prop, id in pairs if id not in known]
 
 
-def _hunt(team: Team, chosen: Chosen, alive: Sequence[str], dtypes: Sequence[str], seeds: Sequence[int]) -> Iterator[Attempt]:
-    """Faults still alive on the properties of their kind in order, one round a property, until each is killed."""
+def _hunt(team: Team, chosen: Chosen, alive: Sequence[str], dtypes: Sequence[str],
+          seeds: Sequence[int]) -> Iterator[Attempt]:
+    """Faults still alive on the properties of their kind, those that kill most first, until each is killed."""
     left = {fault.id: fault for fault in chosen.faults if fault.id in alive}
-    for prop in chosen.properties:
-        round_ = [Work(prop, fault, _tries(prop, dtypes, seeds)) for fault in left.values()
+    rounds = [(prop, dtype) for dtype in dtypes for prop in sorted(chosen.properties, key=lambda p: -len(p.kills))]
+    for prop, dtype in rounds:
+        round_ = [Work(prop, fault, _tries(prop, (dtype,), seeds)) for fault in left.values()
                   if fault.kind == prop.kind and fault.id not in prop.kills and not why_not(prop, fault.declaration)]
         for attempt in team.attempts(round_):
             if attempt.killed:
@@ -213,7 +135,7 @@ def _benign(chosen: Chosen, dtypes: Sequence[str], seeds: Sequence[int]) -> list
 
 # ------------------------------------------------------------------------------------------------ who tries it
 class Team:
-    """Judges in forked processes, one a worker and seed; one that hangs or dies is replaced, and its case counts as told."""
+    """Judges in forked processes, one a worker and seed; a hang or death is a kill, and brings a new judge."""
 
     def __init__(self, zygote: Zygote, planted: Sequence[Planted], settings: Settings, count: int) -> None:
         self._zygote, self._settings, self._count = zygote, settings, count
@@ -255,9 +177,10 @@ class Team:
             statuses.append(last["status"])
             if last["status"] in RED:
                 break
-        return Attempt(work.prop.id, work.planted.id, last["status"] in RED, last["status"], dtype, seed,
-                       str(last.get("message", "")), last.get("counterexample") or {}, tuple(statuses),
-                       time.monotonic() - started)
+        return Attempt(
+            work.prop.id, work.planted.id, last["status"] in RED, last["status"], work.planted.id in work.prop.kills,
+            dtype, seed, str(last.get("message", "")), last.get("counterexample") or {}, tuple(statuses),
+            time.monotonic() - started)
 
     def _judged(self, judges: dict[int, Channel], work: Work, dtype: str, seed: int) -> dict[str, Any]:
         """The raw result of one case: a foundation that failed too changes nothing here."""
@@ -288,3 +211,16 @@ def _target(planted: Planted) -> dict[str, Any]:
     declaration: Declaration = planted.declaration
     return {"target": planted.id, "kind": planted.kind, "isolated": False,
             "declarations": [{"kind": planted.kind, "name": declaration.name, "planted": planted.id}]}
+
+
+def first_kill(prop: Property, *, timeout: float = 60.0) -> Attempt | None:
+    """The first fault of `kills` that the property tells, with its smallest counter-example; None if it tells none."""
+    known = {fault.id: fault for fault in registry.faults(prop.kind)}
+    faults = [known[id] for id in prop.kills if id in known]
+    with Zygote() as zygote:
+        team = Team(zygote, faults, Settings(profile="quick", timeout=timeout), 1)
+        for fault in faults:
+            for attempt in team.attempts([Work(prop, fault, _tries(prop, DTYPES, (0,)))]):
+                if attempt.killed:
+                    return attempt
+    return None
