@@ -74,9 +74,11 @@ def halves_merged(x: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
     """Two halves with a log-sum-exp each, merged."""
     wide = torch.promote_types(torch.float32, x.dtype)
     z = x.to(wide)
-    left, right = z.split([x.shape[dim] // 2, x.shape[dim] - x.shape[dim] // 2], dim)
-    joint = torch.logaddexp(left.logsumexp(dim, keepdim=True), right.logsumexp(dim, keepdim=True))
-    return (z - joint).exp().to(x.dtype)
+    sums = []
+    for half in z.split([x.shape[dim] // 2, x.shape[dim] - x.shape[dim] // 2], dim):
+        blind = (half == -math.inf).all(dim, keepdim=True)  # its log-sum-exp is minus infinity, with a gradient of NaN
+        sums.append(half.masked_fill(blind, 0.0).logsumexp(dim, keepdim=True).masked_fill(blind, -math.inf))
+    return (z - torch.logaddexp(*sums)).exp().to(x.dtype)
 
 
 class _ByHand(torch.autograd.Function):

@@ -21,7 +21,7 @@ from assay.properties import Property
 from assay.registry import Benign, Fault
 from assay.run.diagnosis import Attempt, DoctorReport
 from assay.run.events import RED
-from assay.run.hosts import Channel, Zygote
+from assay.run.hosts import START_PATIENCE, Channel, Zygote
 from assay.run.judge import Settings
 from assay.run.plan import CaseSpec, why_not
 
@@ -186,24 +186,27 @@ class Team:
         """The raw result of one case: a foundation that failed too changes nothing here."""
         declaration = work.planted.declaration
         case = CaseSpec(work.prop.id, work.prop.kind, declaration.name, "cpu", dtype)
+        if seed not in judges:
+            judges[seed] = self._judge(seed)  # a judge that cannot start is our fault, never a kill
         try:
-            if seed not in judges:
-                judges[seed] = self._judge(seed)
             deadline = time.monotonic() + self._settings.timeout
             judges[seed].send(asdict(case), deadline)
             return dict(judges[seed].receive(deadline))
         except TimeoutError:
             judges.pop(seed).kill()
             return {"status": "timeout", "message": f"no verdict within {self._settings.timeout:g} s"}
-        except (ConnectionError, HarnessError):
-            judge = judges.pop(seed, None)
-            said = judge.kill() if judge is not None else ""
-            return {"status": "crash", "message": f"took its judge along: {said[-300:]}"}
+        except ConnectionError:
+            judges.pop(seed).kill()
+            return {"status": "crash", "message": "it took its judge along"}
 
     def _judge(self, seed: int) -> Channel:
         channel = self._zygote.open({"role": "judge"})
         channel.send({"targets": self._targets, "settings": asdict(replace(self._settings, seed=seed))})
-        channel.receive()
+        try:
+            channel.receive(time.monotonic() + START_PATIENCE)
+        except (ConnectionError, TimeoutError) as error:
+            channel.kill()
+            raise HarnessError(f"a judge did not start: {error or type(error).__name__}") from error
         return channel
 
 
