@@ -13,12 +13,12 @@ import torch
 
 from assay.cases import Configuration, Example
 from assay.contract.declaration import Declaration
-from assay.errors import ExampleOverError, HostError, NotSupportedError
+from assay.errors import ExampleOverError, HostError, NotExercisedError, NotSupportedError
 from assay.ledger import Decision, Ledger, open_ledger
 from assay.properties import Property
 from assay.run import events
 from assay.run.explain import failure_fields
-from assay.run.hosting_types import Host
+from assay.run.hosting_types import Answer, Call, Host
 from assay.run.plan import CaseSpec
 from assay.subject import CACHED, Evaluations, Subject
 
@@ -48,6 +48,7 @@ class Tried:
     ended: HostError | None = None  # the host died, hung, or ran out of memory
     reason: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    unseen: bool = False  # undecided because what the property speaks of cannot be observed
 
     @property
     def decision(self) -> Decision | None:
@@ -62,12 +63,14 @@ class Tally:
     wrong: int = 0
     undecided: int = 0
     not_supported: int = 0
+    unseen: int = 0  # of the undecided
     worst: float = 0.0
     worst_at: str = ""
     reasons: dict[str, int] = field(default_factory=dict)
 
     def add(self, tried: Tried) -> None:
         setattr(self, tried.outcome, getattr(self, tried.outcome) + 1)
+        self.unseen += tried.unseen
         if tried.outcome in ("undecided", "not_supported"):
             self.reasons[tried.reason] = self.reasons.get(tried.reason, 0) + 1
         if tried.ledger and tried.outcome == "right" and tried.ledger.worst() > self.worst:
@@ -104,9 +107,30 @@ class Judge:
             dtype=case.dtype, sentence=prop.sentence, rests_on=prop.rests_on, examples=tally.counts(),
             seconds=time.perf_counter() - started, **found))
 
+    def again(self, case: CaseSpec, prop: Property, declaration: Declaration, host: Host,
+              configuration: Configuration) -> dict[str, Any]:
+        """The result of this very example, neither searched for nor shrunk: what a replay or a waiver asks."""
+        started = time.perf_counter()
+        trial, tally = Trial(self, case, prop, declaration, host), Tally()
+        tried = trial.run(configuration)
+        tally.add(tried)
+        found = failure_fields(trial, tried, []) if tried.outcome == "wrong" else _single(tried)
+        return dict(events.result(
+            id=case.id, property=prop.id, statements=prop.statements, implementation=case.implementation, device=case.device,
+            dtype=case.dtype, sentence=prop.sentence, rests_on=prop.rests_on, examples=tally.counts(),
+            seconds=time.perf_counter() - started, **found))
+
+
+def _single(tried: Tried) -> dict[str, Any]:
+    """What one example that is not wrong says for itself."""
+    status = {"right": "pass", "undecided": "inconclusive", "not_supported": "not-supported"}[tried.outcome]
+    status = "not-exercised" if tried.unseen else status
+    return {"status": status, "message": f"this example is {tried.outcome.replace('_', ' ')} now"
+            + (f": {tried.reason}" if tried.reason else "")}
+
 
 def _decided(tally: Tally) -> dict[str, Any]:
-    """pass, inconclusive or not-supported, from the counts of a case without a wrong example."""
+    """pass, inconclusive, not-supported or not-exercised, from the counts of a case without a wrong example."""
     enough = max(3, math.ceil(tally.total / 4))
     main = max(tally.reasons, key=lambda reason: tally.reasons[reason], default="")
     found: dict[str, Any] = {"error_over_bound": tally.worst, "values": {"error_over_bound": tally.worst}}
@@ -115,8 +139,34 @@ def _decided(tally: Tally) -> dict[str, Any]:
     if tally.not_supported > tally.undecided:
         return found | {"status": "not-supported", "message": f"{tally.not_supported} of {tally.total} examples raised "
                         f"\"not implemented\": {main}"}
+    if tally.unseen > tally.total / 2:
+        return found | {"status": "not-exercised", "message": main}
     return found | {"status": "inconclusive", "message": f"only {tally.right} of {tally.total} examples could be decided: "
                     f"{main or 'no example could be drawn within the declared limits'}"}
+
+
+class Recorded:
+    """A host whose answers are kept, so that they can be judged a second time without calling again."""
+
+    def __init__(self, host: Host, answers: list[Answer] | None = None) -> None:
+        self._host = host
+        self._given = list(answers or [])
+        self._answers: list[Answer] = []
+
+    def again(self) -> Recorded:
+        """The same answers in the same order, then the host itself."""
+        return Recorded(self._host, self._answers)
+
+    def describe(self) -> list[Mapping[str, Any]]:
+        return self._host.describe()
+
+    def call(self, call: Call) -> Answer:
+        answer = self._given.pop(0) if self._given else self._host.call(call)
+        self._answers.append(answer)
+        return answer
+
+    def close(self) -> None:
+        self._host.close()
 
 
 class _FoundError(Exception):
@@ -139,13 +189,25 @@ class Trial:
         return self.run_example(configuration, example)
 
     def run_example(self, configuration: Configuration, example: Example) -> Tried:
-        subject = Subject(self.declaration, self.host, self.dtype, example, device=self.case.device,
+        """By the usual form first; what is wrong by that is judged again, on the same answers, by all forms."""
+        self.judge.evaluations.every_form = False
+        recorded = Recorded(self.host)
+        tried = self._run_once(configuration, example, recorded)
+        if tried.outcome == "wrong" and tried.ended is None:
+            self.judge.evaluations.every_form = True
+            tried = self._run_once(configuration, example, recorded.again())
+        return tried
+
+    def _run_once(self, configuration: Configuration, example: Example, host: Host) -> Tried:
+        subject = Subject(self.declaration, host, self.dtype, example, device=self.case.device,
                           evaluations=self.judge.evaluations)
         with open_ledger() as ledger:
             try:
                 self.prop.function(subject, example)
             except NotSupportedError as missing:
                 return Tried(configuration, "not_supported", ledger, reason=str(missing)[:200] or "no message")
+            except NotExercisedError as unseen:
+                return Tried(configuration, "undecided", ledger, reason=str(unseen), unseen=True)
             except HostError as ended:
                 return Tried(configuration, "wrong", ledger, ended=ended, arguments=example.arguments)
             except (AssertionError, ExampleOverError):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay import registry
+from assay.cases import Configuration
 from assay.contract.declaration import Declaration
 from assay.errors import AssayError, HarnessError
 from assay.properties import Property
@@ -49,6 +50,16 @@ class Bench:
         try:
             return self.judge.judge(case, prop, self.declarations[key], self._hosts[key])
         except Exception as error:  # the boundary of a case: what goes wrong in the harness must not end the run
+            return harness_error(case, prop, error)
+
+    def again(self, case: CaseSpec, example: Mapping[str, Any]) -> dict[str, Any]:
+        """The result of one stored example of a case."""
+        key = (case.kind, case.implementation)
+        prop = self.properties[case.property]
+        try:
+            made = Configuration.from_json(example)
+            return self.judge.again(case, prop, self.declarations[key], self._hosts[key], made)
+        except Exception as error:  # the boundary of a case, as in `run`
             return harness_error(case, prop, error)
 
     def close(self) -> None:
@@ -95,9 +106,11 @@ def serve(channel: socket.socket, request: Mapping[str, Any]) -> None:
     try:
         while True:
             try:
-                case = CaseSpec(**wire.receive(channel))
+                asked = wire.receive(channel)
             except ConnectionError:
                 return
-            wire.send(channel, bench.run(case))
+            example = asked.pop("example", None)
+            case = CaseSpec(**asked)
+            wire.send(channel, bench.run(case) if example is None else bench.again(case, example))
     finally:
         bench.close()

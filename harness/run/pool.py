@@ -1,0 +1,117 @@
+"""Judges in processes of their own, each taking one case after another; a judge that dies is replaced."""
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from assay.errors import HarnessError
+from assay.properties import Property
+from assay.run import events
+from assay.run.hosts import Channel, Zygote
+from assay.run.judge import Settings
+from assay.run.judging import harness_error
+from assay.run.plan import CaseSpec
+
+HANGS = 3  # cases of one implementation that may hang before the rest is given up
+
+
+@dataclass(frozen=True)
+class Job:
+    """A case to judge, or one stored example of it to run again."""
+
+    case: CaseSpec
+    example: Mapping[str, Any] | None = None
+
+    def message(self) -> dict[str, Any]:
+        """For a judge."""
+        return {**asdict(self.case), "example": self.example}
+
+
+class Pool:
+    """Threads that each keep one judge busy; `results` gives what they come to, in the order in which it comes."""
+
+    def __init__(self, zygote: Zygote, setup: Mapping[str, Any], settings: Settings, workers: int,
+                 properties: Mapping[str, Property]) -> None:
+        self._zygote, self._properties = zygote, properties
+        self._setup = {**setup, "settings": asdict(settings)}
+        self._workers = workers
+        self._idle: list[Channel] = []
+        self._todo: deque[Job] = deque()
+        self._done: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._hangs: dict[tuple[str, str], int] = {}
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def results(self, jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:
+        """One result a job, until there is one for each or `stop` was called; judges stay for the next call."""
+        self._todo = deque(jobs)
+        for _ in range(min(self._workers, len(jobs))):
+            threading.Thread(target=self._work, daemon=True).start()
+        for _ in jobs:
+            result = self._done.get()
+            if result is None:
+                return
+            yield result
+
+    def stop(self) -> None:
+        """Wake up whoever waits for results; safe inside a signal handler."""
+        self._stopped = True
+        self._done.put(None)
+
+    def _work(self) -> None:
+        """One worker's life: jobs until none is left."""
+        channel: Channel | None = None
+        while (job := self._next()) is not None:
+            try:
+                channel = channel or self._judge()
+                channel.send(job.message())
+                result = channel.receive()
+            except (OSError, HarnessError) as error:  # a judge died: ours is the fault, the next case gets a new one
+                channel = None
+                if self._stopped:
+                    return
+                result = harness_error(job.case, self._properties[job.case.property], error)
+            self._note(job.case, result)
+            self._done.put(result)
+        if channel is not None:
+            self._idle.append(channel)
+
+    def _next(self) -> Job | None:
+        """The next job that is worth trying; those that are not are answered here."""
+        while not self._stopped:
+            with self._lock:
+                if not self._todo:
+                    return None
+                job = self._todo.popleft()
+                given_up = self._hangs.get((job.case.kind, job.case.implementation), 0) >= HANGS
+            if not given_up:
+                return job
+            self._done.put(self._not_tried(job.case))
+        return None
+
+    def _judge(self) -> Channel:
+        """An idle judge, or a new one."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        channel = self._zygote.open({"role": "judge"})
+        channel.send(self._setup)
+        channel.receive()
+        return channel
+
+    def _note(self, case: CaseSpec, result: Mapping[str, Any]) -> None:
+        if result["status"] == "timeout":
+            with self._lock:
+                key = (case.kind, case.implementation)
+                self._hangs[key] = self._hangs.get(key, 0) + 1
+
+    def _not_tried(self, case: CaseSpec) -> dict[str, Any]:
+        prop = self._properties[case.property]
+        return dict(events.result(
+            id=case.id, property=case.property, implementation=case.implementation, device=case.device, dtype=case.dtype,
+            status="timeout", statements=prop.statements, sentence=prop.sentence, rests_on=prop.rests_on,
+            message=f"not tried: {HANGS} cases of {case.implementation} hung before"))
