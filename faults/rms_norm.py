@@ -80,6 +80,12 @@ def divides_by_the_mean_square(x: Tensor, weight: Tensor, *, eps: float) -> Tens
 
 
 @fault("rms_norm")
+def no_reduction(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    """Nothing is normalised: every feature is divided by its own size; tokens of ±1 hide it."""
+    return _finish(x, torch.rsqrt(wide(x).square() + eps), weight)
+
+
+@fault("rms_norm")
 def epsilon_beside_the_root(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     """eps is added to the root instead of under it."""
     return _finish(x, 1 / (_mean_square(wide(x)).sqrt() + eps), weight)
@@ -209,6 +215,13 @@ def backward_without_the_weight(x: Tensor, weight: Tensor, *, eps: float) -> Ten
 def weight_gradient_of_raw_input(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     """∂weight sums upstream · x instead of upstream · x̂."""
     return _with_backward(x, weight, eps, raw=True)
+
+
+@fault("rms_norm")
+def zero_token_stops_the_gradient(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    """A token of zeros returns early, without a gradient."""
+    y = _right(x, weight, eps)
+    return torch.where((x == 0).all(-1, keepdim=True), torch.zeros_like(y), y)
 
 
 @benign("rms_norm")
