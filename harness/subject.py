@@ -14,7 +14,7 @@ from assay import ledger, registry
 from assay.cases import Example, draw_values
 from assay.contract.declaration import Declaration
 from assay.contract.kinds import KINDS
-from assay.errors import ExampleOverError, HostOutOfMemoryError, NotClaimedError, NotSupportedError
+from assay.errors import ExampleOverError, HostOutOfMemoryError, NotClaimedError, NotExercisedError, NotSupportedError
 from assay.numbers.arithmetic import Arithmetic
 from assay.numbers.bound import Bounded
 from assay.numbers.evaluate import Evaluation, evaluate
@@ -31,17 +31,25 @@ class Evaluations:
     def __init__(self, size: int = CACHED) -> None:
         self._kept: OrderedDict[str, Evaluation] = OrderedDict()
         self._size = size
+        self.every_form = True  # False: the form whose bar is usually widest stands for all
 
     def get(self, forms: Sequence[Form], arguments: Mapping[str, Any], dtype: torch.dtype, arithmetic: Arithmetic, *,
             upstream: Sequence[torch.Tensor] | None = None, wrt: tuple[str, ...] = ()) -> Evaluation:
-        key = _digest((forms[0].forward.__module__, arguments, str(dtype), arithmetic, upstream, wrt))
+        tried = forms if self.every_form else _usual(forms, arguments)
+        key = _digest((forms[0].forward.__module__, arguments, str(dtype), arithmetic, upstream, wrt, len(tried)))
         if key not in self._kept:
             known = {name: build(value) if isinstance(value, Recipe) else value for name, value in arguments.items()}
-            self._kept[key] = evaluate(forms, known, dtype, arithmetic, upstream=upstream, wrt=wrt)
+            self._kept[key] = evaluate(tried, known, dtype, arithmetic, upstream=upstream, wrt=wrt)
             if len(self._kept) > self._size:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return self._kept[key]
+
+
+def _usual(forms: Sequence[Form], arguments: Mapping[str, Any]) -> Sequence[Form]:
+    """The one form to try first, where a kind names one that applies; else all."""
+    usual = [form for form in forms if form.usual and (form.applies is None or form.applies(arguments))]
+    return usual[:1] or forms
 
 
 def _digest(value: Any) -> str:
@@ -155,6 +163,13 @@ class Subject:
         expected = self._evaluation(named, up, self._wrt(named, wrt)).gradients
         return {name: _exactly(value) for name, value in expected.items()}
 
+    def gradient_bars(self, *args: Any, wrt: Sequence[str] | None = None,
+                      upstream: Sequence[torch.Tensor] | None = None, **arguments: Any) -> dict[str, Bounded]:
+        """The formula's gradients with the bars that an implementation is allowed, for decisions by margin."""
+        named = self._named(args, arguments)
+        up = tuple(upstream) if upstream is not None else self.upstream(**named)
+        return dict(self._evaluation(named, up, self._wrt(named, wrt)).gradients)
+
     def upstream(self, **arguments: Any) -> tuple[torch.Tensor, ...]:
         """An upstream gradient for every floating output: never all ones, rounded to the type under test."""
         found = []
@@ -170,6 +185,18 @@ class Subject:
             return tuple(wrt)
         return tuple(path for name in self.kind.differentiable for path in _floating_paths(name, arguments.get(name)))
 
+    # ------------------------------------------------------------------------------------------------ costs
+    def counts(self, *args: Any, gradients: bool = False, **arguments: Any) -> Mapping[str, int]:
+        """Operations and memory of one call, with the gradients' or without recording any: `multiply_adds`, `largest_bytes`,
+        `peak_bytes`, `read/<argument>` (see `counting.Counter`), or what the implementation declares by `cost=`."""
+        named = self._named(args, arguments)
+        plain = self.under(layouts={}, upstream_layout="contiguous", grad_mode=gradients)
+        wrt, up = (self._wrt(named, None), self.upstream(**named)) if gradients else ((), ())
+        counted = plain.answer(_wrt=wrt, _upstream=up, _count=True, **named).counts
+        if counted.get("multiply_adds", 0) == 0:
+            raise NotExercisedError("no product of this implementation can be counted: declare cost=")
+        return counted
+
     # ------------------------------------------------------------------------------------------------ refusals
     def refuses(self, *args: Any, **arguments: Any) -> ledger.Decision:
         """Right when the call is refused with any message; a result, of any sort, is wrong."""
@@ -179,9 +206,10 @@ class Subject:
                            answer.refusal is None else "an exception without a message", expected="an exception with a message")
 
     # ------------------------------------------------------------------------------------------------ underneath
-    def answer(self, *, _wrt: tuple[str, ...] = (), _upstream: tuple[torch.Tensor, ...] = (), **arguments: Any) -> Answer:
+    def answer(self, *, _wrt: tuple[str, ...] = (), _upstream: tuple[torch.Tensor, ...] = (), _count: bool = False,
+               **arguments: Any) -> Answer:
         """What the host observed, when the call did not raise; raising ends the example."""
-        answer = self._call(arguments, _wrt, _upstream)
+        answer = self._call(arguments, _wrt, _upstream, count=_count)
         refusal = answer.refusal
         if refusal is None:
             return answer
@@ -193,14 +221,15 @@ class Subject:
         ledger.fact(False, f"the {refusal.stage} call raised {refusal.type}: {refusal.message}{where}", check="the call returns")
         raise ExampleOverError(refusal.message)
 
-    def _call(self, arguments: Mapping[str, Any], wrt: tuple[str, ...], upstream: tuple[torch.Tensor, ...]) -> Answer:
+    def _call(self, arguments: Mapping[str, Any], wrt: tuple[str, ...], upstream: tuple[torch.Tensor, ...], *,
+              count: bool = False) -> Answer:
         under = self.circumstances
         taken = self._taken(arguments)
         return self.host.call(Call(
             self.kind.name, self.declaration.name, taken, device=self.device,
             layouts={name: layout for name, layout in under.layouts.items() if name in taken}, wrt=wrt, upstream=upstream,
             upstream_layout=under.upstream_layout, grad_mode=under.grad_mode, fill_empty=under.fill_empty,
-            instance=under.instance))
+            instance=under.instance, count=count))
 
     def _named(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {**dict(zip(self.kind.arguments, args, strict=False)), **arguments}

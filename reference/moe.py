@@ -1,17 +1,20 @@
 """Mixture of experts: every token through its few experts, weighted by the router."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from assay.numbers.forms import Form
 from assay.reference import gated_feed_forward as _gated
+from assay.reference.router import FORMS as ROUTER_FORMS
 from assay.reference.router import router as route
 
 CAPACITIES = ("none", "drops")
 Expert = Callable[..., Tensor]
+Router = Callable[..., tuple[Tensor, Tensor]]
 Shared = tuple[Tensor, Tensor, Tensor]
 
 
@@ -49,13 +52,13 @@ def moe(
 
 def _mixed(
     x: Tensor, w_router: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, top_k: int, shared: Shared | None,
-    router: str, capacity: str, silu_gated: Expert, weighted: Callable[..., Tensor],
+    router: str, capacity: str, silu_gated: Expert, weighted: Callable[..., Tensor], routing: Router = route,
 ) -> Tensor:
-    """The mixture over a form of the expert and a way to apply the router's weights."""
+    """The mixture over a form of the expert, a way to apply the router's weights, and a form of the router."""
     if capacity not in CAPACITIES:
         raise ValueError(f"capacity={capacity!r} must be one of {CAPACITIES}, got {capacity!r}; choose one of them")
     tokens = x.reshape(-1, x.shape[-1])
-    weights, indices = route(tokens, w_router, top_k=top_k, router=router)
+    weights, indices = routing(tokens, w_router, top_k=top_k, router=router)
     out = torch.zeros_like(tokens)
     for e in range(w_router.shape[0]):
         row, slot = torch.nonzero(indices == e, as_tuple=True)
@@ -79,14 +82,17 @@ def _weight_first(expert: Expert, x: Tensor, w_gate: Tensor, w_up: Tensor, w_dow
     return (g * hidden) @ w_down.transpose(0, 1)
 
 
-def _form(name: str, expert: Expert, weighted: Callable[..., Tensor]) -> Form:
+def _form(
+    name: str, expert: Expert, weighted: Callable[..., Tensor], routing: Router = route,
+    applies: Callable[[Mapping[str, Any]], bool] | None = None,
+) -> Form:
     def forward(
         x: Tensor, w_router: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, *, top_k: int,
         shared: Shared | None = None, router: str = "softmax_of_topk", capacity: str = "none",
     ) -> Tensor:
-        return _mixed(x, w_router, w_gate, w_up, w_down, top_k, shared, router, capacity, expert, weighted)
+        return _mixed(x, w_router, w_gate, w_up, w_down, top_k, shared, router, capacity, expert, weighted, routing)
 
-    return Form(name, forward)
+    return Form(name, forward, applies=applies)
 
 
 _EXPERTS = [form for form in _gated.FORMS if form.applies is None or form.applies({"activation": "silu"})]
@@ -94,4 +100,6 @@ FORMS: tuple[Form, ...] = (
     Form("weights after the down projection", moe),
     _form("weights before the down projection", _gated.gated_feed_forward, _weight_first),
     *(_form(f"expert {form.name}", form.forward, _weight_last) for form in _EXPERTS[1:]),
+    *(_form(f"router {form.name}", _gated.gated_feed_forward, _weight_last, form.forward, form.applies)
+      for form in ROUTER_FORMS[1:]),
 )
