@@ -25,6 +25,10 @@ class NotSupportedError(AssayError):
     """The implementation raised "not implemented" for this example: it is taken out, and counted."""
 
 
+class NotExercisedError(AssayError):
+    """What the property speaks of cannot be observed here (costs of a kernel that hides its work): nothing was shown."""
+
+
 class ExampleOverError(AssayError):
     """Nothing more can be asked of this example: the decision that ends it is in the ledger already."""
 

@@ -37,6 +37,7 @@ class Call:
     seed: int = 0  # kinds with a factory that takes a seed
     keep: tuple[int, ...] = ()  # outputs that stay in the host (caches): they come back as `Handle`
     release: tuple[int, ...] = ()  # numbers of kept values to let go before the call
+    count: bool = False  # count operations and memory of the call (slower)
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ class Answer:
     state: tuple[str, ...] = ()  # breaches of global state, one sentence each; already undone
     refusal: Refusal | None = None
     seconds: float = 0.0
+    counts: Mapping[str, int] = field(default_factory=dict)  # where asked: see `counting.Counter`
 
 
 class Host(Protocol):

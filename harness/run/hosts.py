@@ -265,7 +265,7 @@ class RemoteHost:
 
 _FIELDS: Mapping[str, type] = {
     "outputs": tuple, "structure": str, "facts": tuple, "gradients": dict, "gradient_facts": dict, "mutated": tuple,
-    "guards_broken": tuple, "state": tuple, "seconds": float,
+    "guards_broken": tuple, "state": tuple, "seconds": float, "counts": dict,
 }
 
 
@@ -277,6 +277,7 @@ def _is_well_formed(answer: Answer) -> bool:
             and all(isinstance(fact, (OutputFacts, type(None))) for fact in answer.facts)
             and all(isinstance(fact, OutputFacts) for fact in answer.gradient_facts.values())
             and all(isinstance(g, (torch.Tensor, type(None))) for g in answer.gradients.values())
+            and all(isinstance(count, int) for count in answer.counts.values())
             and all(isinstance(told, str) for told in (*answer.mutated, *answer.guards_broken, *answer.state)))
 
 

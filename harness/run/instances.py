@@ -45,7 +45,7 @@ class Instances:
         if not self._alone:
             self._conduct.renew()
         return perform(call, self._invocation(call, declaration), kept=self._kept, conduct=self._conduct,
-                       own_files=_own_files(declaration.function), interruptible=not self._alone)
+                       own_files=_own_files(declaration.function), interruptible=not self._alone, cost=_cost(declaration))
 
     def _invocation(self, call: Call, declaration: Declaration) -> Callable[[Arguments], Callable[[], Any]]:
         """What to do once the arguments stand; foreign code runs in the innermost functions only."""
@@ -83,6 +83,19 @@ class Instances:
                 made = copy.deepcopy(function)
             self._objects[key] = made
         return self._objects[key]
+
+
+def _cost(declaration: Declaration) -> Callable[[Arguments], Any] | None:
+    """The declared `cost=`, called as the implementation is."""
+    cost = declaration.cost
+    if cost is None:
+        return None
+
+    def told(arguments: Arguments) -> Any:
+        positional, keywords = bind(declaration, arguments.values)
+        return cost(*positional, **keywords)
+
+    return told
 
 
 def _ask_for_parameters(call: Call, target: Any, arguments: Arguments) -> None:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.run.arguments import Arguments, Kept
 from assay.run.conduct import Conduct
+from assay.run.counting import Counter, declared
 from assay.run.hosting_types import Answer, Call, Refusal
 from assay.run.outputs import Ship, facts_of
 
@@ -51,12 +52,14 @@ class _Observed:
 
 
 def perform(call: Call, prepare: Prepare, *, kept: Kept | None = None, conduct: Conduct | None = None,
-            own_files: tuple[str, ...] = (), interruptible: bool = False) -> Answer:
+            own_files: tuple[str, ...] = (), interruptible: bool = False,
+            cost: Callable[[Arguments], Any] | None = None) -> Answer:
     """Run one call and report what came out and what was observed; an exception becomes a `Refusal`.
 
     prepare: turns the arguments into the call itself; no foreign code runs before that is called. conduct: the state
     as it was before; None takes it now. own_files: source files that count as the implementation's own in a refusal's
-    `where`. interruptible: let KeyboardInterrupt through: in the user's own process it is the user's Ctrl-C.
+    `where`. interruptible: let KeyboardInterrupt through: in the user's own process it is the user's Ctrl-C. cost: what
+    the implementation declares of its operations and memory, for calls that ask for counts.
     """
     arguments = Arguments(call, kept or Kept())
     state = conduct or Conduct()
@@ -64,8 +67,13 @@ def perform(call: Call, prepare: Prepare, *, kept: Kept | None = None, conduct: 
     observed, gradients_on = _Observed(), torch.is_grad_enabled()
     # Set by hand, for a context manager would undo, unseen, what the implementation does to the mode.
     torch.set_grad_enabled(call.grad_mode)
+    counter = Counter(arguments.placed) if call.count else None
     try:
-        _run(call, invoke, arguments, kept or Kept(), observed)
+        with counter or contextlib.nullcontext():
+            _run(call, invoke, arguments, kept or Kept(), observed)
+        if counter is not None:
+            told = declared(cost(arguments)) if cost is not None else {}
+            observed.answer = replace(observed.answer, counts={**counter.counts, **told})
     except BaseException as error:  # the boundary to foreign code: it may raise SystemExit and worse
         if interruptible and isinstance(error, KeyboardInterrupt):
             torch.set_grad_enabled(gradients_on)
