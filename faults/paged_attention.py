@@ -218,6 +218,17 @@ def cache_written(c: Call) -> Tensor:
     return out
 
 
+@planted(fault, "every head is computed at the width of all heads, zeros elsewhere: H times the products")
+def products_by_every_head(c: Call) -> Tensor:
+    def spread(x: Tensor, n: int) -> Tensor:  # (…, n, width) to (…, n, n·width), each head in its own columns
+        own = torch.eye(n, dtype=x.dtype, device=x.device)
+        return (own[:, :, None] * x[..., :, None, :]).flatten(-2)
+
+    times, heads = c.q.shape[1] // c.k.shape[2], c.q.shape[1]
+    wide = replace(c, q=spread(c.q, heads), k=spread(c.k.repeat_interleave(times, 2), heads))
+    return attended(wide)
+
+
 @planted(fault, "negated")
 def negated(c: Call) -> Tensor:
     return -attended(c)
