@@ -304,6 +304,6 @@ ONLINE_ADDITIONS = 7
 
 FORMS: tuple[Form, ...] = (
     Form("as written", attention),
-    Form("scaled on both sides, summed online", online_attention, additions=ONLINE_ADDITIONS),
+    Form("scaled on both sides, summed online", online_attention, additions=ONLINE_ADDITIONS, usual=True),
     Form("weights recomputed from log-sum-exp", recomputing_attention, backward=flash_backward),
 )
