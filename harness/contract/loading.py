@@ -73,7 +73,7 @@ def _from_file(text: str, name: str | None, kind: str | None) -> list[Declaratio
         return named
     if not name or not hasattr(module, name):
         raise UsageError(f"{shown}: {unknown('implementation', name, {made.name for made in found})}")
-    return [_of_object(getattr(module, name), kind, name, found, str(path), shown)]
+    return [_of_object(getattr(module, name), kind, name, found, f"{path}:{name}", shown)]
 
 
 def _of_kind(found: list[Declaration], kind: str | None, shown: str) -> list[Declaration]:

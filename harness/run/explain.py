@@ -101,7 +101,8 @@ def _rounded(value: Any) -> Any:
 def reproduce(trial: Trial, failed: Tried) -> str:
     """One command that runs this very example again."""
     origin = trial.declaration.origin
-    target = trial.declaration.name if trial.declaration.builtin else origin
+    by_name = trial.declaration.builtin or origin.startswith("entry point")
+    target = trial.declaration.name if by_name else origin
     case = trial.case
     text = json.dumps(failed.configuration.to_json(), separators=(",", ":"), sort_keys=True)
     parts = ["assay", "replay", target, "--only", case.id, "--example", text]

@@ -1,0 +1,283 @@
+"""The command line. Each command loads what it needs when it runs: `assay --help` loads no torch."""
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from assay.cli import options
+from assay.errors import AssayError, UsageError
+
+if TYPE_CHECKING:
+    from assay.report.jsonl import Report
+
+USAGE, HARNESS = 2, 4
+REPORT = Path("assay-report")
+
+app = typer.Typer(
+    name="assay", no_args_is_help=False, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+    help="Tells whether a Transformer implementation is right: an executable specification with derived tolerances.",
+    epilog="Example: assay check kernels.py --profile quick")
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Tells whether a Transformer implementation is right: an executable specification with derived tolerances."""
+    if version:
+        import assay
+
+        print(assay.version)
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command(epilog="Example: assay check kernels.py:attention --profile quick --dtype float32")
+def check(
+    targets: options.Targets = None, all_: options.All = False, kind: options.Kind = None, device: options.Device = None,
+    dtype: options.Dtype = None, profile: options.Profile = "standard", seed: options.Seed = 0, only: options.Only = None,
+    workers: options.Workers = None, shard: options.Shard = None, timeout: options.Timeout = 60.0,
+    isolate: options.Isolate = "auto", waivers: options.Waivers = None, write_waivers: options.WriteWaivers = False,
+    resume: options.Resume = False, out: options.Out = REPORT, json: options.Json = False, quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Check implementations and write a report.
+
+    Exit code: 0 conformant, 1 non-conformant, 2 wrong usage, 3 inconclusive, 4 a fault of assay itself.
+    """
+    if bool(targets) == all_:
+        raise UsageError("targets= must name a file, an object or a built-in implementation, or be --all alone")
+    from assay.cli.checking import check
+
+    request = options.request(
+        targets or (), kind=kind, devices=device, dtypes=dtype, only=only, profile=profile, seed=seed, timeout=timeout,
+        workers=workers, shard=shard, isolate=isolate, waivers=waivers, command=command_line())
+    return check(request, out, resume=resume, as_json=json, quiet=quiet, write_waivers=write_waivers)
+
+
+@app.command("list", epilog="Example: assay list properties --kind attention")
+def list_(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="statements, properties, kinds or implementations.")],
+    kind: options.Kind = None, json: options.Json = False, verbose: options.Verbose = False,
+) -> None:
+    """List statements, properties, kinds or implementations."""
+    from assay.run.catalogue import listing
+
+    show(listing(options.one_of("what", what, ("statements", "properties", "kinds", "implementations")), kind), json)
+
+
+@app.command(epilog="Example: assay plan kernels.py --dtype float32")
+def plan(
+    targets: options.Targets = None, all_: options.All = False, kind: options.Kind = None, device: options.Device = None,
+    dtype: options.Dtype = None, only: options.Only = None, shard: options.Shard = None, timeout: options.Timeout = 60.0,
+    isolate: options.Isolate = "auto", json: options.Json = False, verbose: options.Verbose = False,
+) -> None:
+    """Say what a check would run, what it would not, and why."""
+    if bool(targets) == all_:
+        raise UsageError("targets= must name a file, an object or a built-in implementation, or be --all alone")
+    from assay.cli.planning import plan_of, plan_text
+    from assay.run import events
+
+    made = plan_of(options.request(targets or (), kind=kind, devices=device, dtypes=dtype, only=only, shard=shard,
+                                   timeout=timeout, isolate=isolate, workers=1))
+    print(events.dumps(made) if json else plan_text(made))
+
+
+@app.command(epilog="Example: assay explain MSK-1")
+def explain(
+    id: Annotated[str, typer.Argument(metavar="ID", help="A statement, property or kind.")],
+    example: Annotated[bool, typer.Option("--example/--no-example", help="Run a planted fault to show a failure.")] = True,
+    json: options.Json = False, verbose: options.Verbose = False,
+) -> None:
+    """Explain a statement, property or kind: why it holds, where its tolerance comes from, how it fails."""
+    from assay.run.catalogue import explain
+
+    show(explain(id.partition("[")[0], example=example), json)
+
+
+@app.command(epilog="Example: assay replay assay-report/report.jsonl")
+def replay(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="What was checked, or a report.jsonl.")],
+    only: Annotated[str | None, typer.Option("--only", metavar="CASE", help="The id of one case.")] = None,
+    example: Annotated[str | None, typer.Option("--example", metavar="JSON", help="The stored example.")] = None,
+    kind: options.Kind = None, timeout: options.Timeout = 60.0, isolate: options.Isolate = "auto",
+    json: options.Json = False, verbose: options.Verbose = False,
+) -> int:
+    """Run stored counterexamples again: one, or all those of a report. Exit code 0 when none fails, else 1."""
+    from assay.cli.replaying import replay
+
+    request = options.request((target,), kind=kind, timeout=timeout, isolate=isolate, workers=1, command=command_line())
+    return replay(request, target, only, example, as_json=json)
+
+
+@app.command(epilog="Example: assay doctor --kind softmax")
+def doctor(
+    kind: Annotated[list[str] | None, typer.Option("--kind", metavar="KIND", help="Only these; may be repeated.")] = None,
+    only: options.Only = None, profile: options.Profile = "quick", workers: options.Workers = None, timeout: options.Timeout = 120.0,
+    seed: Annotated[list[int] | None, typer.Option("--seed", metavar="N", help="May be repeated.")] = None,
+    json: options.Json = False, verbose: options.Verbose = False,
+) -> int:
+    """Plant faults: is every property able to fail, here and now, and does no right implementation fail?"""
+    from assay.contract.kinds import kind as kind_named
+    from assay.run.doctor import run
+
+    for name in kind or ():
+        kind_named(name)
+    report = run(kind or None, seeds=tuple(options.at_least("seed", one, 0) for one in seed or (0,)), only=tuple(only or ()),
+                 profile=options.one_of("profile", profile, options.PROFILES), timeout=options.seconds(timeout),
+                 workers=options.at_least("workers", workers if workers is not None else options.cpus(), 1))
+    show(report, json)
+    return report.exit_code
+
+
+@app.command(epilog="Example: assay diff old/report.jsonl new/report.jsonl --fail-on regressions")
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="A", help="The earlier report.jsonl, or its folder.")],
+    new: Annotated[Path, typer.Argument(metavar="B", help="The later one.")],
+    fail_on: Annotated[list[str] | None, typer.Option(
+        "--fail-on", metavar="CATEGORY", help="Exit with 1 if there are any: regressions, weakened, ..., any.")] = None,
+    rename: Annotated[list[str] | None, typer.Option(
+        "--rename", metavar="OLD=NEW", help="A property or implementation that was renamed.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Markdown, for a pull request.")] = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Compare two reports."""
+    from assay.report import jsonl
+    from assay.report.diff import diff
+
+    pairs = [text.partition("=") for text in rename or ()]
+    for before, _, after in pairs:
+        if not before or not after:
+            raise UsageError(f"rename={before} must be OLD=NEW")
+    found = diff(jsonl.read(old), jsonl.read(new), {before: after for before, _, after in pairs})
+    failed = found.fails_on(fail_on or ())
+    print(found.markdown() if markdown else found.text())
+    return 1 if failed else 0
+
+
+@app.command(epilog="Example: assay merge shard-1 shard-2 --out assay-report")
+def merge(
+    reports: Annotated[list[Path], typer.Argument(metavar="REPORT...", help="A report.jsonl of each shard, or its folder.")],
+    out: options.Out = REPORT, quiet: options.Quiet = False, verbose: options.Verbose = False,
+) -> int:
+    """Join the shards of one plan into one report; its exit code is that of the whole run."""
+    from assay.report import jsonl
+    from assay.report.merge import merge
+
+    return finish(merge([jsonl.read(path) for path in reports]), out, quiet)
+
+
+@app.command(epilog="Example: assay report assay-report/report.jsonl --out html")
+def report(
+    source: Annotated[Path, typer.Argument(metavar="REPORT", help="A report.jsonl, or its folder.")] = REPORT,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to; beside it by default.")] = None,
+    badges: Annotated[bool, typer.Option("--badge", help="A badge as well.")] = False,
+    quiet: options.Quiet = False, verbose: options.Verbose = False,
+) -> None:
+    """Write report.html, summary.md and junit.xml from a report.jsonl."""
+    from assay.report import jsonl
+
+    read = jsonl.read(source)
+    finish(read, out or (source if source.is_dir() else source.parent), quiet, badges=badges)
+
+
+@app.command(epilog="Example: assay new attention")
+def new(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="What it is to implement.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write to.")] = Path(),
+    verbose: options.Verbose = False,
+) -> None:
+    """Write an adapter to start from, and a test for it."""
+    from assay.cli.scaffold import write
+
+    written = write(kind, out)
+    print("\n".join(f"wrote {path}" for path in written))
+    print(f"now: assay check {written[0]} --profile quick")
+
+
+if importlib.util.find_spec("assay.run.bench") is not None:
+    @app.command(epilog="Example: assay bench softmax")
+    def bench(
+        kind: Annotated[list[str] | None, typer.Argument(metavar="[KIND]...")] = None, json: options.Json = False,
+        verbose: options.Verbose = False,
+    ) -> None:
+        """Measure what the specification costs, and how wide its bounds are."""
+        show(importlib.import_module("assay.run.bench").run(kind or None), json)
+
+
+# ------------------------------------------------------------------------------------------------ shared by commands
+def show(made: Any, as_json: bool) -> None:
+    """As a table where someone looks at it, as plain lines in a pipe, or as JSON."""
+    from assay.run import events
+
+    if as_json:
+        print(events.dumps(events.strict(made.to_json(), 100_000)))
+    elif hasattr(made, "lines") and not sys.stdout.isatty():
+        print("\n".join(made.lines()))
+    else:
+        from rich.console import Console
+
+        Console(markup=False, highlight=False, emoji=False).print(made)
+
+
+def finish(report: Report, out: Path, quiet: bool, *, badges: bool = False) -> int:
+    """Render a report, show its last screen, give its exit code."""
+    from assay.report.render import write_all
+    from assay.report.terminal import Terminal
+
+    write_all(report, out, badges=badges)
+    Terminal(quiet=quiet).finish(report, out)
+    return int(report.summary["exit_code"])
+
+
+def command_line() -> str:
+    """The command as it was given, for the report."""
+    import shlex
+
+    return shlex.join(["assay", *sys.argv[1:]])
+
+
+# ------------------------------------------------------------------------------------------------ the console script
+def main(arguments: Sequence[str]) -> int:
+    """Run a command and return its exit code. Whatever is wrong with how it was asked is one line, and 2."""
+    complaint = typer.BadParameter.__mro__[2]  # the base of all that is wrong with a command line, under any version
+    verbose = "--verbose" in arguments or "-v" in arguments
+    try:
+        code = typer.main.get_command(app).main(args=list(arguments), prog_name="assay", standalone_mode=False)
+        return int(code or 0)
+    except UsageError as error:
+        return complain(error, str(error), USAGE, verbose)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        sys.stdout = None
+        return 0
+    except AssayError as error:
+        return complain(error, f"a fault of assay itself: {error}", HARNESS, verbose)
+    except Exception as error:  # the last boundary: an unforeseen fault must not look like a verdict
+        if isinstance(error, complaint):
+            return complain(error, f"{error.format_message()}; `assay --help` shows what there is", USAGE, verbose)
+        said = f"a fault of assay itself: {type(error).__name__}: {error}; --verbose shows where"
+        return complain(error, said, HARNESS, verbose)
+
+
+def complain(error: BaseException, text: str, code: int, verbose: bool) -> int:
+    """One line on stderr; a traceback only where it was asked for."""
+    if verbose:
+        traceback.print_exception(error)
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    print(f"assay: {line}", file=sys.stderr)
+    return code
+
+
+def run() -> None:
+    """The console script."""
+    code = main(sys.argv[1:])
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    sys.exit(code)
