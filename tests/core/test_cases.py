@@ -1,0 +1,87 @@
+"""Configurations rebuild their examples anywhere, stay within claims, and every option turns up."""
+from __future__ import annotations
+
+import json
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from assay import registry
+from assay.cases import Cases, Configuration, generator
+from assay.contract.declaration import declare
+from assay.properties import Property
+
+
+def softmax_like(x: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
+    return x
+
+
+def bare_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return v
+
+
+PROPERTIES = {prop.id: prop for prop in registry.properties()}
+NUMERIC = [prop for prop in PROPERTIES.values() if isinstance(prop.cases, Cases) and prop.kind in ("softmax", "attention")]
+
+
+def test_a_configuration_survives_json_and_rebuilds_the_same_tensors() -> None:
+    prop = PROPERTIES["attention/output_is_the_formula"]
+    reference = next(d for d in registry.declarations("attention") if d.name == "reference")
+    for configuration in prop.cases.boundary(reference, {}):
+        again = Configuration.from_json(json.loads(json.dumps(configuration.to_json())))
+        assert again.key() == configuration.key()
+        one, other = prop.cases.build(configuration, torch.bfloat16), prop.cases.build(again, torch.bfloat16)
+        assert all(torch.equal(one[name], other[name]) for name in ("q", "k", "v"))
+
+
+def test_generators_depend_on_seed_and_label_alone() -> None:
+    torch.manual_seed(1)
+    first = torch.rand(3, generator=generator(5, "q"))
+    torch.manual_seed(2)
+    assert torch.equal(first, torch.rand(3, generator=generator(5, "q")))
+    assert not torch.equal(first, torch.rand(3, generator=generator(5, "k")))
+
+
+@pytest.mark.parametrize("prop", NUMERIC, ids=lambda prop: prop.id)
+def test_boundary_examples_keep_what_the_property_gives(prop: Property) -> None:
+    reference = next(d for d in registry.declarations(prop.kind) if d.name == "reference")
+    found = prop.cases.boundary(reference, prop.given)
+    assert len(found) >= 3
+    for configuration in found:
+        for name, rule in prop.given.items():
+            value = configuration.dims.get(name, configuration.flags.get(name, getattr(configuration, name, None)))
+            if callable(rule):
+                assert rule(value)
+            elif isinstance(rule, tuple):
+                assert value in rule
+            elif not (isinstance(rule, str) and rule in configuration.dims):
+                assert value == rule
+
+
+@hypothesis.given(st.integers(0, 2**16), st.data())
+@hypothesis.settings(max_examples=100, deadline=None)
+def test_draws_stay_within_claims(seed: int, data: st.DataObject) -> None:
+    claims = declare("attention", bare_attention, name="bare", lacks={"gqa", "value_width", "cross_lengths", "empty", "empty_rows"},
+                     limits={"D": {64, 128}, "Tk": range(1, 40)})
+    cases = PROPERTIES["attention/output_is_the_formula"].cases
+    configuration = data.draw(cases.strategy(claims, {}))
+    if configuration is None:
+        return
+    dims, flags = configuration.dims, configuration.flags
+    assert dims["D"] in (64, 128) and dims["Dv"] == dims["D"] and dims["G"] == dims["H"] and dims["Tq"] == dims["Tk"]
+    assert 1 <= dims["Tk"] < 40 and min(dims.values()) >= 1
+    assert not flags["causal"] and flags["mask"] == "none" and flags["bias"] == "none" and flags["window"] is None
+
+
+def test_shrinking_walks_towards_the_front_and_ends() -> None:
+    prop = PROPERTIES["softmax/output_is_the_formula"]
+    reference = next(d for d in registry.declarations("softmax") if d.name == "reference")
+    configuration = prop.cases.boundary(reference, {})[-1]
+    for _ in range(200):
+        simpler = next(iter(prop.cases.simpler(configuration, reference, {})), None)
+        if simpler is None:
+            break
+        configuration = simpler
+    assert simpler is None and configuration.dims["C"] == 1 and configuration.family == "integers" and configuration.seed == 0
