@@ -42,17 +42,19 @@ class Work:
 
 def run(
     kinds: Sequence[str] | None = None, *, seeds: Sequence[int] = (0,), profile: str = "quick",
-    workers: int | None = None, timeout: float = 120.0, only: Sequence[str] = (), benign: bool = True,
-    dtypes: Sequence[str] = DTYPES, listener: Listener = lambda attempt: None,
+    workers: int | None = None, timeout: float = 120.0, only: Sequence[str] = (), faults: bool = True,
+    benign: bool = True, dtypes: Sequence[str] = DTYPES, listener: Listener = lambda attempt: None,
 ) -> DoctorReport:
     """Examine the specification of these kinds (None: every kind that has one).
 
-    only: ids or names of properties, faults or benign ways; each narrows its own sort. listener: told of each attempt.
+    only: ids or names of properties, faults or benign ways; each narrows its own sort. faults, benign: whether to try
+    them. listener: told of each attempt.
     """
     started = time.monotonic()
     chosen = _chosen(kinds, only)
-    report = DoctorReport(tuple(p.id for p in chosen.properties), tuple(f.id for f in chosen.faults),
-                          tuple(b.id for b in chosen.benigns) if benign else ())
+    chosen = Chosen(chosen.properties, chosen.faults if faults else (), chosen.benigns if benign else ())
+    report = DoctorReport(tuple(p.id for p in chosen.properties if faults), tuple(f.id for f in chosen.faults),
+                          tuple(b.id for b in chosen.benigns))
     count = workers or max(1, len(os.sched_getaffinity(0)))
     settings = Settings(profile=profile, timeout=timeout, shrink_tries=0, evaluations_kept=KEPT)
 
@@ -67,9 +69,8 @@ def run(
             tell(attempt, report.attempts)
         for attempt in _hunt(team, chosen, report.alive, dtypes, seeds):
             tell(attempt, report.attempts)
-        if benign:
-            for attempt in Team(zygote, chosen.benigns, settings, count).attempts(_benign(chosen, dtypes, seeds)):
-                tell(attempt, report.benign_attempts)
+        for attempt in Team(zygote, chosen.benigns, settings, count).attempts(_benign(chosen, dtypes, seeds)):
+            tell(attempt, report.benign_attempts)
     report.seconds = time.monotonic() - started
     return report
 
