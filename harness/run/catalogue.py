@@ -265,17 +265,18 @@ def markdown() -> str:
     """The page `docs/statements.md`: every statement with the properties that hold it, and the errata."""
     held, section = held_by(), ""
     waiting = sum(not held[one.id] for one in statements.all())
-    lines = ["# The statements", "", "Every claim of the source notes, by its fixed id, and the properties that hold it.",
+    lines = ["# The statements", "",
+             "Every claim of the source notes by its fixed id, with the properties that hold it.",
              "Made by `python -m assay.run.catalogue`: edit `harness/statements.json`, not this page.", "",
              f"{len(statements.all()) - waiting} of {len(statements.all())} statements are held by a property.", ""]
     lines += [f"- **{kind}**: {meaning}" for kind, meaning in statements.KINDS.items()]
     for one in statements.all():
         if one.section != section:
             section = one.section
-            lines += ["", f"## {section}", "", _row("id", "statement", "kind", "source", "properties"), "|---" * 5 + "|"]
+            lines += ["", f"## {section}", "", _row("id", "statement", "kind", "source", "held by"), "|---" * 5 + "|"]
         names = ", ".join(f"`{id}`" for id in held[one.id]) or "waiting"
         lines.append(_row(one.id, one.text, " / ".join(one.kinds), one.source, names))
-    lines += ["", "## Errata of the notes", "", _row("id", "the notes say", "normative", "properties"), "|---" * 4 + "|"]
+    lines += ["", "## Errata of the notes", "", _row("id", "the notes say", "normative", "held by"), "|---" * 4 + "|"]
     lines += [_row(one.id, one.note, one.reading, ", ".join(f"`{id}`" for id in held[one.id])) for one in
               statements.errata()]
     return "\n".join(lines) + "\n"

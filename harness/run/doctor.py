@@ -21,9 +21,10 @@ from assay.properties import Property
 from assay.registry import Benign, Fault
 from assay.run.diagnosis import Attempt, DoctorReport
 from assay.run.events import RED
-from assay.run.hosts import START_PATIENCE, Channel, Zygote
+from assay.run.hosts import FOR_JUDGES, START_PATIENCE, Channel, Zygote
 from assay.run.judge import Settings
 from assay.run.plan import CaseSpec, why_not
+from assay.run.zygote import FOR_HOSTS
 
 DTYPES = ("float32", "bfloat16", "float16")  # in this order: most faults show in float32
 KEPT = 1024  # evaluations that a judge keeps: the same examples serve every planted implementation
@@ -62,15 +63,16 @@ def run(
         into.append(attempt)
         listener(attempt)
 
-    with Zygote() as zygote:
-        team = Team(zygote, chosen.faults, settings, count)
-        named, report.unknown = _named(chosen, dtypes, seeds)
-        for attempt in team.attempts(named):
-            tell(attempt, report.attempts)
-        for attempt in _hunt(team, chosen, report.alive, dtypes, seeds):
-            tell(attempt, report.attempts)
-        for attempt in Team(zygote, chosen.benigns, settings, count).attempts(_benign(chosen, dtypes, seeds)):
-            tell(attempt, report.benign_attempts)
+    named, report.unknown = _named(chosen, dtypes, seeds)
+    with _zygote() as zygote:
+        with Team(zygote, chosen.faults, settings, count) as team:
+            for attempt in team.attempts(named):
+                tell(attempt, report.attempts)
+            for attempt in _hunt(team, chosen, report.alive, dtypes, seeds):
+                tell(attempt, report.attempts)
+        with Team(zygote, chosen.benigns, settings, count) as team:
+            for attempt in team.attempts(_benign(chosen, dtypes, seeds)):
+                tell(attempt, report.benign_attempts)
     report.seconds = time.monotonic() - started
     return report
 
@@ -139,14 +141,22 @@ class Team:
     """Judges in forked processes, one a worker and seed; a hang or death is a kill, and brings a new judge."""
 
     def __init__(self, zygote: Zygote, planted: Sequence[Planted], settings: Settings, count: int) -> None:
-        self._zygote, self._settings, self._count = zygote, settings, count
+        self._zygote, self._settings = zygote, settings
         self._targets = [_target(one) for one in planted]
+        self._judges: list[dict[int, Channel]] = [{} for _ in range(count)]  # of each worker, by seed
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for judge in (judge for judges in self._judges for judge in judges.values()):
+            judge.kill()
 
     def attempts(self, work: Sequence[Work]) -> Iterator[Attempt]:
         """Every piece of work tried, as it ends."""
         todo, done = deque(work), queue.Queue[Attempt | BaseException]()
-        threads = [threading.Thread(target=self._work, args=(todo, done), daemon=True)
-                   for _ in range(min(self._count, len(work)))]
+        threads = [threading.Thread(target=self._work, args=(judges, todo, done), daemon=True)
+                   for judges in self._judges[: len(work)]]
         for thread in threads:
             thread.start()
         for _ in work:
@@ -154,9 +164,10 @@ class Team:
             if isinstance(told, BaseException):
                 raise told
             yield told
+        for thread in threads:
+            thread.join()
 
-    def _work(self, todo: deque[Work], done: queue.Queue[Attempt | BaseException]) -> None:
-        judges: dict[int, Channel] = {}
+    def _work(self, judges: dict[int, Channel], todo: deque[Work], done: queue.Queue[Attempt | BaseException]) -> None:
         try:
             while True:
                 try:
@@ -166,9 +177,6 @@ class Team:
                 done.put(self._attempt(judges, work))
         except BaseException as error:  # noqa: BLE001 - the boundary of a thread: the one who waits raises it
             done.put(error)
-        finally:
-            for judge in judges.values():
-                judge.kill()
 
     def _attempt(self, judges: dict[int, Channel], work: Work) -> Attempt:
         started, statuses, last = time.monotonic(), [], {"status": "not-tried"}
@@ -211,6 +219,13 @@ class Team:
         return channel
 
 
+def _zygote() -> Zygote:
+    """A zygote that has imported specification and planted implementations: it forks judges alone, never a host."""
+    modules = {one.function.__module__ for one in registry.properties()}
+    modules |= {one.function.__module__ for one in (*registry.faults(), *registry.benigns())}
+    return Zygote((*FOR_HOSTS, *FOR_JUDGES, *sorted(modules)))
+
+
 def _target(planted: Planted) -> dict[str, Any]:
     declaration: Declaration = planted.declaration
     return {"target": planted.id, "kind": planted.kind, "isolated": False,
@@ -221,8 +236,8 @@ def first_kill(prop: Property, *, timeout: float = 60.0) -> Attempt | None:
     """The first fault of `kills` that the property tells, with its smallest counter-example; None if it tells none."""
     known = {fault.id: fault for fault in registry.faults(prop.kind)}
     faults = [known[id] for id in prop.kills if id in known]
-    with Zygote() as zygote:
-        team = Team(zygote, faults, Settings(profile="quick", timeout=timeout), 1)
+    settings = Settings(profile="quick", timeout=timeout)
+    with _zygote() as zygote, Team(zygote, faults, settings, 1) as team:
         for fault in faults:
             for attempt in team.attempts([Work(prop, fault, _tries(prop, DTYPES, (0,)))]):
                 if attempt.killed:
