@@ -25,13 +25,15 @@ def formula(subject: Subject, example: Example) -> None:
 
 
 def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tuple[str, ...] = (),
-                dtypes: tuple[str, ...] | None = None) -> Mapping[str, str]:
+                dtypes: tuple[str, ...] | None = None, shown_by: str = "output_is_the_formula") -> Mapping[str, str]:
     """Add the conduct properties to a kind; returns their ids by short name.
 
     agree: how one call is judged (kinds with discrete outcomes decide by margins). without: short names of what a kind
-    without tensors among its arguments cannot break. dtypes: the only types the kind speaks of.
+    without tensors among its arguments cannot break. dtypes: the only types the kind speaks of. shown_by: the property that
+    says what is right at all; where it fails, what is right under other circumstances is no question any more.
     """
     kind, ids = spec.kind, {}
+    formula_id = f"{kind}/{shown_by}"
 
     def add(short: str, name: str, body: Agreement, sentence: str, kills: tuple[str, ...], **options: Any) -> None:
         def prop(subject: Subject, example: Example) -> None:
@@ -54,11 +56,11 @@ def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tup
     add("state", "global_state_is_left_alone", _state, "Random state, default type, gradient mode, threads, environment, working "
         "directory and torch itself are as before.", ("conduct_default_dtype_changed",))
     add("layouts", "memory_layout_does_not_matter", _layouts(agree), "Transposed, sliced, offset and expanded inputs give what "
-        "contiguous ones give.", ("conduct_strides_ignored",), needs=("strided",), rests_on=(ids["form"],))
+        "contiguous ones give.", ("conduct_strides_ignored",), needs=("strided",), rests_on=(ids["form"], formula_id))
     add("history", "earlier_calls_do_not_matter", _history(agree, spec.cases), "A call with other values of the same shapes gives the result "
-        "for those values.", ("conduct_remembered_by_shape",), rests_on=(ids["form"],))
+        "for those values.", ("conduct_remembered_by_shape",), rests_on=(ids["form"], formula_id))
     add("recording", "recording_gradients_does_not_matter", _recording(agree), "The result is right with gradients recorded and "
-        "without.", ("conduct_wrong_without_gradients",), rests_on=(ids["form"],))
+        "without.", ("conduct_wrong_without_gradients",), rests_on=(ids["form"], formula_id))
     return ids
 
 
@@ -74,7 +76,7 @@ def _form(subject: Subject, example: Example) -> None:
     for name, facts, want in zip(kind.outputs, answer.facts, _several(subject.exact(**example)), strict=True):
         if isinstance(want, torch.Tensor) and want.is_floating_point():
             allowed = wanted if name in kind.widenable else {str(subject.dtype).removeprefix("torch.")}
-            if not any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in example.values()):
+            if not any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in example.arguments.values()):
                 allowed = {"float32", "float64"}  # no input has a type to follow: float32 or wider
             fact(facts.dtype in allowed, f"{name} is {facts.dtype}", got=facts.dtype, expected=" or ".join(sorted(allowed)),
                  check=f"type of {name}")
