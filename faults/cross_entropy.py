@@ -355,9 +355,22 @@ def computed_in_bfloat16(c: Call) -> Tensor:
     return right(replace(c, z=c.z.bfloat16())).to(c.z.dtype)
 
 
-@planted(fault, "targets out of range wrap around", refuses=False)
-def targets_wrap(c: Call) -> Tensor:
-    return right(replace(c, targets=torch.where(c.counted, c.targets % c.z.shape[-1], c.targets)))
+@planted(fault, "no counted row gives NaN where a refusal is declared", conventions={"all_ignored": "refused"})
+def none_counted_not_refused(c: Call) -> Tensor:
+    return right(c)
+
+
+@planted(fault, "the maximum of all rows is subtracted: rows far below it vanish")
+def maximum_of_everything(c: Call) -> Tensor:
+    if not c.z.numel():
+        return right(c)
+    s = c.z - c.z.detach().amax()
+    return reduced(c, rows(c, s - torch.log(torch.exp(s).sum(-1, keepdim=True))))
+
+
+@planted(fault, "the smoothed mass is the square of ε")
+def smoothing_quadratic(c: Call) -> Tensor:
+    return right(replace(c, epsilon=c.epsilon**2))
 
 
 @planted(fault, "strides ignored: logits read as if packed", "BUG-095")

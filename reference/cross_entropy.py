@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from assay.numbers.bound import freely_chosen
+from assay.numbers.bound import freely_chosen, precision
 from assay.numbers.forms import Form
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -112,8 +112,7 @@ def _logsumexp_minus_target(logits: Tensor, target: Tensor, epsilon: float, smoo
 
 def _log_softmax_gathered(logits: Tensor, target: Tensor, epsilon: float, smoothing: str) -> Tensor:
     """log-probabilities of all ids, rounded, then gathered; smoothing by their mean."""
-    shifted, log_sum = _shifted(logits)
-    log_p = shifted - log_sum
+    log_p = torch.log_softmax(logits, -1)  # its gradient is taken from the rounded log-probabilities
     nll = -log_p.gather(-1, target).squeeze(-1)
     if epsilon == 0:
         return nll
@@ -144,9 +143,35 @@ def _form(name: str, score: Score) -> Form:
     return Form(name, forward)
 
 
+def _part_by_part(
+    logits: Tensor, targets: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0,
+    reduction: str = "mean", smoothing: str = "others", all_ignored: str = "nan",
+) -> Tensor:
+    """The targets' share and the smoothed share are each reduced over the rows, partial sums stored in the internal type."""
+    counted = targets != ignore_index
+    _check(logits, targets[counted], label_smoothing, reduction, smoothing, all_ignored)
+    known = torch.where(counted, targets, torch.zeros_like(targets)).long()
+    log_p = torch.log_softmax(logits, -1)
+    nll = -log_p.gather(-1, known.unsqueeze(-1)).squeeze(-1)
+    nll = torch.where(counted, nll, torch.zeros_like(nll))
+    with precision("spilled"):
+        plain = reduce_rows(nll, counted, reduction, all_ignored)
+    if label_smoothing == 0:
+        return plain
+    spread = torch.where(counted, -log_p.sum(-1), torch.zeros_like(nll))
+    with precision("spilled"):
+        whole = reduce_rows(spread, counted, reduction, all_ignored)
+    each, extra = smoothing_masses(label_smoothing, logits.shape[-1], smoothing)
+    return extra * plain + each * whole
+
+
 SCORES: tuple[tuple[str, Score], ...] = (
     ("maximum added back, target subtracted", _logsumexp_minus_target),
     ("log-probabilities rounded, then gathered", _log_softmax_gathered),
     ("against the smoothed distribution", _against_distribution),
 )
-FORMS: tuple[Form, ...] = (Form("shifted first", cross_entropy), *(_form(name, score) for name, score in SCORES))
+FORMS: tuple[Form, ...] = (
+    Form("shifted first", cross_entropy),
+    *(_form(name, score) for name, score in SCORES),
+    Form("shares reduced one by one", _part_by_part),
+)
