@@ -99,6 +99,8 @@ _planted("relative_to_length", "Distances are divided by the number of keys.",
 _planted("squared", "The penalty grows with the square.", _with_distance(lambda q, k: _distance(q, k) ** 2))
 _planted("per_row_undeclared", "+slope·j under the declaration that no row is shifted.",
          lambda h, q, k: torch.tensor(_slopes(h))[:, None, None] * torch.arange(k).float().expand(q, k))
+_planted("row_dependent", "Later queries pay more.",
+         lambda h, q, k: _bias(_slopes(h), _distance(q, k)) * (1 + torch.arange(q) / 8)[None, :, None])
 
 
 @benign("alibi")

@@ -148,6 +148,10 @@ _planted("yarn_scales_all", "YaRN divides every pair: linear scaling under anoth
          yarn=lambda w, theta, scaling, dim, base: theta / scaling["factor"])
 _planted("yarn_turns_without_two_pi", "Turns are counted in radians.",
          turns_to_pair=lambda w, turns, dim, base, length: dim * math.log(length / turns) / (2 * math.log(base)))
+_planted("other_types_turn_at_half_speed", "Every type but linear divides positions by 2 besides.", "BUG-106",
+         theta=lambda w, x, p, base, dim, s: Ways().theta(x, p, base, dim, s) / (1 if s["type"] == "linear" else 2))
+_planted("factor_never_read", "The factor is always 2.",
+         theta=lambda w, x, p, base, dim, s: Ways().theta(x, p, base, dim, {**s, "factor": 2.0}))
 
 
 @benign("rotary")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from assay.numbers.bound import freely_chosen, precision
 from assay.numbers.forms import Form
 
 Scaling = Mapping[str, Any]
@@ -20,6 +21,8 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "llama3": ("factor", "original_length", "low_freq_factor", "high_freq_factor"),
 }
 MAY_HAVE = frozenset(("type", "factor", "original_length", "beta_fast", "beta_slow", "attention_factor"))
+
+DECLARATION = {"offers": {"negative_positions"}}
 
 
 def rotary(
@@ -141,12 +144,15 @@ def _rotary(
     dim = x.shape[-1] if rotary_dim is None else rotary_dim
     _check(x, positions, pairing, dim, scaling)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    angle = angles(positions, dim, base, scaling, dtype=wide, powers=powers)
+    with precision("angles"):
+        angle = angles(positions, dim, base, scaling, dtype=wide, powers=powers)
     if positions.dim() == 2:
         angle = angle.unsqueeze(1)  # (B, T, R/2) -> (B, 1, T, R/2)
-    cos, sin, factor = torch.cos(angle), torch.sin(angle), attention_factor(scaling)
-    if factor_in_tables and factor != 1:
-        cos, sin = cos * factor, sin * factor
+    factor = attention_factor(scaling)
+    with precision("tables"):
+        cos, sin = torch.cos(angle), torch.sin(angle)
+        if factor_in_tables and factor != 1:
+            cos, sin = cos * factor, sin * factor
     turned = _turn(x[..., :dim], cos, sin, pairing)
     if not factor_in_tables and factor != 1:
         turned = turned * factor
@@ -156,14 +162,18 @@ def _rotary(
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
     """Turn the pairs of x (…, R) by angles whose cosines and sines are (…, R/2)."""
-    if pairing == "interleaved":
-        first, second = x[..., 0::2], x[..., 1::2]
-    else:
-        first, second = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+    first, second = pairs(x, pairing)
     turned = (first * cos - second * sin, first * sin + second * cos)
     if pairing == "interleaved":
         return torch.stack(turned, dim=-1).flatten(-2)  # (…, R/2, 2) -> (…, R)
     return torch.cat(turned, dim=-1)
+
+
+def pairs(x: Tensor, pairing: str) -> tuple[Tensor, Tensor]:
+    """First and second channel of every pair of x (…, R)."""
+    if pairing == "interleaved":
+        return x[..., 0::2], x[..., 1::2]
+    return x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
 
 
 def _check(x: Tensor, positions: Tensor, pairing: str, dim: int, scaling: Scaling | None) -> None:
@@ -225,4 +235,30 @@ FORMS: tuple[Form, ...] = (
     Form("frequencies as powers", rotary),
     Form("frequencies as reciprocals of powers, factor in the tables", _with(_as_reciprocal, True)),
     Form("frequencies by the exponential", _with(_as_exponential, False)),
+)
+
+
+def _reach(factor_in_tables: bool) -> Callable[..., Tensor]:
+    """m·(|a| + |b|) of every pair (a, b): a channel turned by an angle whose cosine and sine are both at their largest."""
+
+    def forward(
+        x: Tensor, *, pairing: str = "interleaved", rotary_dim: int | None = None, scaling: Scaling | None = None
+    ) -> Tensor:
+        first, second = pairs(x[..., :rotary_dim], pairing)
+        factor = attention_factor(scaling)
+        with precision("tables"):
+            quarter = freely_chosen(torch.full((), math.pi / 2, dtype=x.dtype))
+            one = torch.sin(quarter)
+            if factor_in_tables and factor != 1:
+                one = one * factor
+        reach = first.abs() * one + second.abs() * one
+        return reach if factor_in_tables or factor == 1 else reach * factor
+
+    return forward
+
+
+# The bar of these is how far a turned channel may lie from x turned by the very angle the implementation formed, whichever
+# that is: errors of the angle itself do not enter, for they keep the length of a pair. It is the same at any position.
+ANY_ANGLE: tuple[Form, ...] = (
+    Form("factor after the turn", _reach(False)), Form("factor in the tables", _reach(True)),
 )

@@ -6,7 +6,10 @@ import math
 import torch
 from torch import Tensor
 
+from assay.numbers.bound import freely_chosen, precision
 from assay.numbers.forms import Form
+
+DECLARATION = {"offers": {"negative_positions"}}
 
 
 def sinusoidal(
@@ -32,7 +35,8 @@ def sinusoidal(
 
 def angles(positions: Tensor, dim: int, base: float, *, dtype: torch.dtype = torch.float32) -> Tensor:
     """The angle of each position in each pair of channels, (T, C/2), formed in dtype."""
-    return positions.to(dtype).unsqueeze(-1) * torch.pow(base, -_exponents(positions, dim, dtype))
+    with precision("angles"):
+        return positions.to(dtype).unsqueeze(-1) * torch.pow(base, -_exponents(positions, dim, dtype))
 
 
 def _exponents(positions: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
@@ -43,32 +47,50 @@ def _exponents(positions: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
 
 
 def _waves(angle: Tensor) -> Tensor:
-    return torch.stack((torch.sin(angle), torch.cos(angle)), dim=-1).flatten(-2)  # (T, C/2, 2) -> (T, C)
+    with precision("tables"):
+        waves = torch.stack((torch.sin(angle), torch.cos(angle)), dim=-1)
+    return waves.flatten(-2)  # (T, C/2, 2) -> (T, C)
 
 
 def _by_exponential(
     positions: Tensor, dim: int, *, base: float = 10000.0, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Frequencies as exp(2i · (−ln base / C))."""
-    pairs = _exponents(positions, dim, dtype) * dim
-    return _waves(positions.to(dtype).unsqueeze(-1) * torch.exp(pairs * (-math.log(base) / dim)))
+    with precision("angles"):
+        pairs = _exponents(positions, dim, dtype) * dim
+        angle = positions.to(dtype).unsqueeze(-1) * torch.exp(pairs * (-math.log(base) / dim))
+    return _waves(angle)
 
 
 def _by_division(
     positions: Tensor, dim: int, *, base: float = 10000.0, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Angles as p / base^(2i/C)."""
-    return _waves(positions.to(dtype).unsqueeze(-1) / torch.pow(base, _exponents(positions, dim, dtype)))
+    with precision("angles"):
+        angle = positions.to(dtype).unsqueeze(-1) / torch.pow(base, _exponents(positions, dim, dtype))
+    return _waves(angle)
 
 
 def _by_reciprocal(
     positions: Tensor, dim: int, *, base: float = 10000.0, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Frequencies as 1 / base^(2i/C)."""
-    return _waves(positions.to(dtype).unsqueeze(-1) * (1 / torch.pow(base, _exponents(positions, dim, dtype))))
+    with precision("angles"):
+        angle = positions.to(dtype).unsqueeze(-1) * (1 / torch.pow(base, _exponents(positions, dim, dtype)))
+    return _waves(angle)
 
 
 FORMS: tuple[Form, ...] = (
     Form("frequencies as powers", sinusoidal), Form("frequencies by the exponential", _by_exponential),
     Form("positions divided by powers", _by_division), Form("frequencies as reciprocals of powers", _by_reciprocal),
 )
+
+
+def _wave() -> Tensor:
+    """A wave at its crest."""
+    with precision("tables"):
+        return torch.sin(freely_chosen(torch.full((), math.pi / 2)))
+
+
+# The bar of this is how far an entry may lie from the wave of the very angle that was formed, whichever it is.
+ANY_ANGLE: tuple[Form, ...] = (Form("crest", _wave),)
