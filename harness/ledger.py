@@ -110,7 +110,8 @@ def split(value: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """(value, bar) in float64 of a measured tensor, a plain tensor or a number."""
     if isinstance(value, Bounded):
         return value.value, value.bar
-    exact = torch.as_tensor(value).detach().to(torch.float64)
+    number = isinstance(value, (int, float))  # a plain number is float64, whatever torch's default type
+    exact = torch.as_tensor(value, dtype=torch.float64 if number else None).detach().to(torch.float64)
     return exact, torch.zeros((), dtype=torch.float64)
 
 
