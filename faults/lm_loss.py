@@ -220,6 +220,11 @@ def none_counted_gives_nan(b: Batch) -> Tensor:
     return correct(b)
 
 
+@planted(fault, "no counted token gives NaN where a refusal is declared", conventions={"all_ignored": "refused"})
+def none_counted_not_refused(b: Batch) -> Tensor:
+    return correct(b)
+
+
 @planted(fault, "the gradient is doubled")
 def gradient_doubled(b: Batch) -> Tensor:
     loss = correct(b)

@@ -217,6 +217,18 @@ def gradient_without_ratio(c: Call) -> Tensor:
     return total(c, s.detach() + (plain - plain.detach()))
 
 
+@planted(fault, summary="the gradient is not divided by the number of tokens")
+def gradient_without_divisor(c: Call) -> Tensor:
+    loss, count = total(c), c.logp.numel() if c.mask is None else int(c.mask.bool().sum())
+    return loss.detach() + count * (loss - loss.detach())
+
+
+@planted(fault, summary="tokens behind the mask get a gradient")
+def gradient_behind_mask(c: Call) -> Tensor:
+    whole = total(Call(c.logp, c.old, c.ref, c.a, c.clip, c.kl, None))
+    return total(c).detach() + whole - whole.detach()
+
+
 @planted(fault, summary="the KL term is detached")
 def kl_detached(c: Call) -> Tensor:
     return total(c, divergence=(c.logp - c.ref).detach())

@@ -7,6 +7,7 @@ from torch import Tensor
 from assay.numbers.forms import Form
 
 ESTIMATORS = ("k1", "k2", "k3")
+CONVENTION_KEYWORDS = {"kl": "kl_estimator"}  # the convention's name is taken by the weight of the term
 
 
 def policy_loss(
