@@ -12,6 +12,7 @@ import typer
 
 from assay.cli import options
 from assay.errors import AssayError, UsageError
+from assay.run import requests
 
 if TYPE_CHECKING:
     from assay.report.jsonl import Report
@@ -56,7 +57,7 @@ def check(
         raise UsageError("targets= must name a file, an object or a built-in implementation, or be --all alone")
     from assay.cli.checking import check
 
-    request = options.request(
+    request = requests.request(
         targets or (), kind=kind, devices=device, dtypes=dtype, only=only, profile=profile, seed=seed, timeout=timeout,
         workers=workers, shard=shard, isolate=isolate, waivers=waivers, command=command_line())
     return check(request, out, resume=resume, as_json=json, quiet=quiet, write_waivers=write_waivers)
@@ -70,7 +71,7 @@ def list_(
     """List statements, properties, kinds or implementations."""
     from assay.run.catalogue import listing
 
-    show(listing(options.one_of("what", what, ("statements", "properties", "kinds", "implementations")), kind), json)
+    show(listing(requests.one_of("what", what, ("statements", "properties", "kinds", "implementations")), kind), json)
 
 
 @app.command(epilog="Example: assay plan kernels.py --dtype float32")
@@ -85,7 +86,7 @@ def plan(
     from assay.cli.planning import plan_of, plan_text
     from assay.run import events
 
-    made = plan_of(options.request(targets or (), kind=kind, devices=device, dtypes=dtype, only=only, shard=shard,
+    made = plan_of(requests.request(targets or (), kind=kind, devices=device, dtypes=dtype, only=only, shard=shard,
                                    timeout=timeout, isolate=isolate, workers=1))
     print(events.dumps(made) if json else plan_text(made))
 
@@ -113,7 +114,7 @@ def replay(
     """Run stored counterexamples again: one, or all those of a report. Exit code 0 when none fails, else 1."""
     from assay.cli.replaying import replay
 
-    request = options.request((target,), kind=kind, timeout=timeout, isolate=isolate, workers=1, command=command_line())
+    request = requests.request((target,), kind=kind, timeout=timeout, isolate=isolate, workers=1, command=command_line())
     return replay(request, target, only, example, as_json=json)
 
 
@@ -130,9 +131,9 @@ def doctor(
 
     for name in kind or ():
         kind_named(name)
-    report = run(kind or None, seeds=tuple(options.at_least("seed", one, 0) for one in seed or (0,)), only=tuple(only or ()),
-                 profile=options.one_of("profile", profile, options.PROFILES), timeout=options.seconds(timeout),
-                 workers=options.at_least("workers", workers if workers is not None else options.cpus(), 1))
+    report = run(kind or None, seeds=tuple(requests.at_least("seed", one, 0) for one in seed or (0,)), only=tuple(only or ()),
+                 profile=requests.one_of("profile", profile, requests.PROFILES), timeout=requests.seconds(timeout),
+                 workers=requests.at_least("workers", workers if workers is not None else requests.cpus(), 1))
     show(report, json)
     return report.exit_code
 

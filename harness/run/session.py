@@ -77,7 +77,7 @@ class Session:
     # ------------------------------------------------------------------------------------------------ life
     def __enter__(self) -> Session:
         request = self.request
-        if not request.objects and (request.isolate != "never" or request.workers > 1):
+        if (request.targets or not request.objects) and (request.isolate != "never" or request.workers > 1):
             self._zygote = Zygote()  # imports torch in the background while this process does
         return self
 
@@ -124,7 +124,9 @@ class Session:
 
     def _isolated(self, name: str, kind: str | None) -> Target:
         """What a target declares, as a process of its own finds it."""
-        host = RemoteHost(self._address(), name, kind, timeout=self.request.settings.timeout)
+        if self.address is None:
+            raise HarnessError("an isolated run needs its zygote; use the session as a context manager")
+        host = RemoteHost(self.address, name, kind, timeout=self.request.settings.timeout)
         try:
             return Target(name, kind, True, tuple(Declaration.from_json(one) for one in host.describe()))
         except HostError as died:
@@ -132,10 +134,10 @@ class Session:
         finally:
             host.close()
 
-    def _address(self) -> str:
-        if self._zygote is None:
-            raise HarnessError("an isolated run needs its zygote; use the session as a context manager")
-        return self._zygote.address
+    @property
+    def address(self) -> str | None:
+        """Where the zygote listens, if there is one."""
+        return None if self._zygote is None else self._zygote.address
 
     def plan(self, targets: Sequence[Target]) -> tuple[CasePlan, list[CaseSpec]]:
         """All applicable cases, and those of this shard."""
@@ -192,7 +194,7 @@ class Session:
 
     def runner(self, targets: Sequence[Target], planned: CasePlan) -> Runner:
         """What turns jobs into results: judges in processes of their own, or a bench in this one."""
-        if self._zygote is None:
+        if self._zygote is None or self.request.objects:
             return lambda jobs: self._here(targets, jobs)
         setup = {"targets": [target.message() for target in targets if target.declarations]}
         self._pool = Pool(self._zygote, setup, self.request.settings, max(1, self.request.workers), planned.properties)
@@ -202,8 +204,9 @@ class Session:
 
     def _here(self, targets: Sequence[Target], jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:
         """In this process: `--isolate never` with one worker, and live objects."""
-        messages = [{**target.message(), "declared": list(target.declarations)} for target in targets]
-        bench = Bench(messages, self.request.settings, None) if jobs else None
+        messages = [target.message() if target.isolated else {**target.message(), "declared": list(target.declarations)}
+                    for target in targets if target.declarations]
+        bench = Bench(messages, self.request.settings, self.address) if jobs else None
         for job in jobs:
             if self.stopped or bench is None:
                 return
