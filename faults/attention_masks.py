@@ -287,3 +287,10 @@ def mask_offset_wraps(q: Tensor, k: Tensor, v: Tensor, o: Options) -> Tensor:
     if o.mask is None or o.mask.dim() < 2 or o.mask.shape[-2] <= 64:
         return attend(q, k, v, o)
     return attend(q, k, v, replace(o, mask=o.mask[..., torch.arange(o.mask.shape[-2], device=q.device) % 64, :]))
+
+
+@planted("a mask of integers is negated bit by bit: 0 and 1 become -1 and -2, both of them true (erratum E20)")
+def integer_mask_negated(q: Tensor, k: Tensor, v: Tensor, o: Options) -> Tensor:
+    if o.mask is None or o.mask.dtype == torch.bool:
+        return attend(q, k, v, o)
+    return attend(q, k, v, replace(o, mask=~(~o.mask).bool()))

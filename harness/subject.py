@@ -205,6 +205,10 @@ class Subject:
         return ledger.fact(refused, "the call should have been refused with a message", got="a result" if
                            answer.refusal is None else "an exception without a message", expected="an exception with a message")
 
+    def attempt(self, *args: Any, **arguments: Any) -> Answer:
+        """What came of a call that may be refused: the answer, refusal and all."""
+        return self._call(self._named(args, arguments), (), ())
+
     # ------------------------------------------------------------------------------------------------ underneath
     def answer(self, *, _wrt: tuple[str, ...] = (), _upstream: tuple[torch.Tensor, ...] = (), _count: bool = False,
                **arguments: Any) -> Answer:

@@ -125,7 +125,7 @@ def order_of_keys_does_not_matter(attention: Subject, example: Example) -> None:
     assert attention(**moved) == attention(**example)
 
 
-@spec.holds("ATT-8", "ATT-9", kills=("wrong_beyond_64_queries", "causal_ignored_without_mask", "cross_lengths_made_causal"),
+@spec.holds("ATT-8", "ATT-9", kills=("wrong_beyond_64_queries", "cross_lengths_made_causal"),
             rests_on=(conduct["form"],), given={**PLAIN, "Tq": at_least(2)})
 def permuting_queries_permutes_outputs(attention: Subject, example: Example) -> None:
     """Permuting the queries permutes the outputs in the same way."""
@@ -142,7 +142,7 @@ def linear_in_values(attention: Subject, example: Example) -> None:
     assert both == 2 * attention(**example.but(v=v)) + attention(**example.but(v=u))
 
 
-@spec.holds("ATT-13", kills=("cosine_scores", "scale_argument_ignored", "scale_inverted"), rests_on=(conduct["form"],),
+@spec.holds("ATT-13", "E15", kills=("cosine_scores", "scale_argument_ignored", "scale_inverted"), rests_on=(conduct["form"],),
             needs=("scale",), given={**NO_EMPTY, "scale": (0.5, 0.25), "softcap": None})
 def scaling_the_query_is_scaling_the_scale(attention: Subject, example: Example) -> None:
     """Doubling q, or k, or the scale is the same thing: scores are dot products, not cosines."""
@@ -201,7 +201,7 @@ def sums_of_integers_are_exact(attention: Subject, example: Example) -> None:
     assert identical(out.value, mean)
 
 
-@spec.holds("ATT-14", kills=("extra_zero_key", "last_key_dropped"), rests_on=(output_is_the_formula,),
+@spec.holds("ATT-14", kills=("softmax_over_queries", "scale_after_softmax", "negated"), rests_on=(output_is_the_formula,),
             given={**PLAIN, **NO_EMPTY, "softcap": None, "Tk": at_least(2)})
 def one_more_key_mixes_its_value_in(attention: Subject, example: Example) -> None:
     """With one key more, out = w₀·v₀ + (1−w₀)·(out without it), w₀ that key's weight."""

@@ -5,11 +5,12 @@ import torch
 
 from assay.cases import Example
 from assay.ledger import fact, identical
-from assay.spec.attention import NO_EMPTY, PLAIN, at_least, conduct, output_is_the_formula, spec
+from assay.spec.attention import NO_EMPTY, PLAIN, alignment, at_least, conduct, output_is_the_formula, spec
+from assay.spec.attention_cases import visible
 from assay.subject import Subject
 
 
-@spec.holds("ATT-7", kills=(
+@spec.holds("ATT-7", "E3", kills=(
     "gradient_without_row_sum", "gradient_of_scores_zero", "gradient_row_sum_unweighted", "weights_detached",
     "normaliser_detached", "gradient_of_keys_unscaled", "gradient_of_queries_scaled_twice", "gradient_of_keys_negated",
     "gradient_of_queries_zero", "gradient_of_last_value_dropped", "gradient_of_values_unnormalised", "gradient_always_causal",
@@ -22,7 +23,7 @@ def gradients_are_the_formula(attention: Subject, example: Example) -> None:
         assert found[name] == exact[name]
 
 
-@spec.holds("ATT-15", kills=("gradient_in_wrong_type", "empty_row_gradient_nan"), rests_on=(conduct["form"],), gradient=True)
+@spec.holds("ATT-15", kills=("empty_row_gradient_nan",), rests_on=(conduct["form"],), gradient=True)
 def gradients_have_the_form_of_their_inputs(attention: Subject, example: Example) -> None:
     """Gradients have their inputs' shapes and types and are finite, also with broadcast masks and grouped heads."""
     up = attention.upstream(**example)
@@ -49,7 +50,7 @@ def key_gradients_sum_to_zero(attention: Subject, example: Example) -> None:
     assert found[:, :, 1:].sum(2) == -found[:, :, 0]
 
 
-@spec.holds("ATT-7", kills=("upstream_taken_for_ones", "state_of_last_call_added"), rests_on=(conduct["form"],), gradient=True,
+@spec.holds("ATT-7", kills=("upstream_taken_for_ones",), rests_on=(conduct["form"],), gradient=True,
             given=NO_EMPTY)
 def no_upstream_gradient_gives_none(attention: Subject, example: Example) -> None:
     """An upstream gradient of zeros gives gradients of exactly zero."""
@@ -58,3 +59,19 @@ def no_upstream_gradient_gives_none(attention: Subject, example: Example) -> Non
     none = attention.gradients(**example, upstream=tuple(torch.zeros_like(one) for one in up))
     for name, value in none.items():
         assert identical(value.value, 0.0, witness=bool((some[name].value != 0).any()))
+
+
+@spec.holds("ATT-10", kills=("last_key_dropped", "tail_of_64_dropped"),
+            rests_on=(conduct["form"],), gradient=True,
+            given={**NO_EMPTY, "family": ("small", "tiny"), "bias": ("none", "infinite")})
+def every_visible_key_is_reached(attention: Subject, example: Example) -> None:
+    """Every output depends on every key that it may attend to, at any distance: its gradient there is not zero."""
+    d = example.dims
+    row = example.integer("row", 0, d["Tq"] - 1)
+    up = torch.zeros(d["B"], d["H"], d["Tq"], d["Dv"], dtype=example.dtype)
+    up[:, :, row] = 1.0
+    found = attention.gradients(**example, wrt=("v",), upstream=(up,))["v"].value
+    seen = visible(example, alignment(attention))[:, :, row].unflatten(1, (d["G"], d["H"] // d["G"])).any(2)
+    fact(bool((found[seen] > 0).all()), "an output does not depend on a key that it may attend to",
+         got=f"{int((~(found[seen] > 0)).sum())} of {found[seen].numel()} gradients not positive", decided=bool(seen.any()),
+         check="gradient of visible values > 0")
