@@ -325,6 +325,44 @@ def tiles_joined(c: Call) -> Result:
     return out + zero[..., None], lse + zero
 
 
+@planted(fault, "all queries are multiplied with the keys for every tile of queries")
+def all_queries_for_every_tile(c: Call) -> Result:
+    results = []
+    for i in torch.arange(c.q.shape[2], device=c.q.device).split(c.block_q):
+        out, lse = tiled(replace(c, block_q=max(1, c.q.shape[2])))
+        results.append((out[:, :, i], lse[:, :, i]))
+    return torch.cat([r[0] for r in results], 2), torch.cat([r[1] for r in results], 2)
+
+
+@planted(fault, "tiles of one query: keys are read once for each of them")
+def keys_read_for_every_query(c: Call) -> Result:
+    return tiled(replace(c, block_q=1))
+
+
+class _WholeBackward(torch.autograd.Function):
+    """The tiled forward; backward through all scores at once."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, c: Call) -> Result:
+        ctx.save_for_backward(q, k, v)
+        ctx.call = c
+        return tiled(replace(c, q=q, k=k, v=v))
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+        with torch.enable_grad():
+            q, k, v = inputs
+            out = whole_matrix(replace(ctx.call, q=q, k=k, v=v))
+        return (*torch.autograd.grad(out, inputs, upstream, allow_unused=True), None)
+
+
+@planted(fault, "backward forms all scores at once: T² memory")
+def backward_of_the_whole_matrix(c: Call) -> Result:
+    result: Result = _WholeBackward.apply(c.q, c.k, c.v, c)  # type: ignore[no-untyped-call]
+    return result
+
+
 @planted(fault, "backward ignores causal", "BUG-087")
 def gradient_not_causal(c: Call) -> Result:
     out, lse = tiled(c)
@@ -390,22 +428,30 @@ def powers_of_two(c: Call) -> Result:
     return tiled(c, base_two, end)
 
 
-@planted(benign, "each tile normalised, partial results merged by their lse")
+@planted(benign, "each tile on its own, partial results merged by their maxima at the end")
 def merged_partials(c: Call) -> Result:
     tiles = torch.arange(c.k.shape[2], device=c.q.device).split(c.block_k) if c.k.shape[2] else ()
-    i = torch.arange(c.q.shape[2], device=c.q.device)
     if not len(tiles):
         return tiled(c)
-    parts = []
-    for j in tiles:
-        s = c.scores(i, j)
-        top = s.detach().amax(-1, keepdim=True)
-        top = top.masked_fill(torch.isneginf(top), 0.0)
-        e = torch.exp(s - top)
-        parts.append((e @ heads(c.v[:, :, j], c.q), top[..., 0], e.sum(-1)))
-    peak = torch.stack([p[1].masked_fill(p[2] == 0, -INFINITY) for p in parts]).amax(0)
+    results = [finish(_merged([_partial(c, i, j) for j in tiles]))
+               for i in torch.arange(c.q.shape[2], device=c.q.device).split(c.block_q)]
+    return torch.cat([r[0] for r in results], 2), torch.cat([r[1] for r in results], 2)
+
+
+def _partial(c: Call, i: Tensor, j: Tensor) -> Part:
+    """One tile on its own."""
+    s = c.scores(i, j)
+    top = s.detach().amax(-1)
+    top = top.masked_fill(torch.isneginf(top), 0.0)
+    e = torch.exp(s - top[..., None])
+    return e @ heads(c.v[:, :, j], c.q), top, e.sum(-1)
+
+
+def _merged(parts: list[Part]) -> Part:
+    """Parts over different keys as one."""
+    peak = torch.stack([top.masked_fill(total == 0, -INFINITY) for _, top, total in parts]).amax(0)
     shift = peak.masked_fill(torch.isneginf(peak), 0.0)
-    weights = [torch.where(p[2] == 0, torch.zeros_like(shift), torch.exp(p[1] - shift)) for p in parts]
-    out = sum((w[..., None] * p[0] for w, p in zip(weights, parts, strict=True)), torch.zeros((), device=shift.device).to(shift))
-    total = sum((w * p[2] for w, p in zip(weights, parts, strict=True)), torch.zeros((), device=shift.device).to(shift))
-    return finish((out, peak, total))
+    weights = [torch.where(total == 0, torch.zeros_like(shift), torch.exp(top - shift)) for _, top, total in parts]
+    outs = [w[..., None] * out for w, (out, _, _) in zip(weights, parts, strict=True)]
+    totals = [w * total for w, (_, _, total) in zip(weights, parts, strict=True)]
+    return torch.stack(outs).sum(0), peak, torch.stack(totals).sum(0)

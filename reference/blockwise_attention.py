@@ -174,7 +174,8 @@ def _backward(
 
 def _grouped(gradient: Tensor, shared: Tensor) -> Tensor:
     """The gradients of a shared head's query heads, summed."""
-    return gradient.reshape(shared.shape[0], shared.shape[1], -1, *gradient.shape[2:]).sum(2)
+    times = gradient.shape[1] // shared.shape[1]
+    return gradient.reshape(shared.shape[0], shared.shape[1], times, *gradient.shape[2:]).sum(2)
 
 
 FORMS: tuple[Form, ...] = (
