@@ -18,14 +18,18 @@ class AttentionCases(Cases):
 
     kind = "attention"
     dims = {
-        "B": (1, 2, 3, 0), "H": (1, 2, 4, 3, 6, 5), "G": (1, 2, 3, 4, 5, 6), "Tq": (3, 1, 2, 4, 5, 8, 7, 16, 17, 33, 65, 129, 0),
+        "B": (1, 2, 3, 1, 2, 3, 0), "H": (1, 2, 4, 3, 6, 5), "G": (1, 2, 3, 4, 5, 6), "Tq": (3, 1, 2, 4, 5, 8, 7, 16, 17, 33, 65, 129, 0),
         "Tk": (3, 2, 1, 4, 5, 7, 8, 16, 17, 31, 33, 64, 65, 128, 129, 257, 0), "D": (2, 1, 3, 4, 8, 5, 16, 17, 32, 64, 80),
         "Dv": (2, 1, 3, 4, 8, 16, 5, 17, 33),
     }
+    # Some options stand several times: lists of different lengths meet in every combination in the boundary examples, and
+    # what others hide (no window, no bias, no softcap) comes often enough.
     flags = {
-        "causal": (False, True), "mask": ("none", "shared", "padding", "full", "padding_left", "empty_rows"),
-        "bias": ("none", "shared", "full", "infinite"), "window": (None, 2, 1, 3, 4, 16, 40),
-        "scale": (None, 0.5, 0.3), "softcap": (None, 2.0, 30.0),
+        "causal": (False, True, True, False, True),
+        "mask": ("none", "shared", "padding", "full", "padding_left", "empty_rows", "padding_whole"),
+        "bias": ("none", "shared", "none", "full", "none", "infinite", "none", "none"),
+        "window": (None, 2, None, 1, None, 3, None, 4, 16, None, 40),
+        "scale": (None, 0.5, 0.3), "softcap": (None, 2.0, None, 30.0), "lengths": ("free", "equal"),
     }
 
     def adapt(self, configuration: Configuration, claims: Declaration) -> Configuration | None:
@@ -35,11 +39,13 @@ class AttentionCases(Cases):
         dims["G"] = max(g for g in range(1, dims["H"] + 1) if dims["H"] % g == 0 and g <= max(1, dims["G"]))
         if not claims.claims("value_width"):
             dims["Dv"] = dims["D"]
-        if not claims.claims("cross_lengths"):
+        if not claims.claims("cross_lengths") or configuration.flags["lengths"] == "equal":
             dims["Tq"] = dims["Tk"]
         if not claims.claims("empty"):
             dims = {letter: max(1, size) for letter, size in dims.items()}
         dims = within_budget(dims, claims)
+        if configuration.flags["lengths"] == "equal":
+            dims["Tq"] = dims["Tk"] = min(dims["Tq"], dims["Tk"])
         found = Configuration(configuration.kind, dims, configuration.flags, configuration.family, configuration.layout,
                               configuration.seed)
         if not claims.claims("empty_rows") or claims.conventions["empty_row"] == "refused":
@@ -95,7 +101,7 @@ def without_empty_rows(configuration: Configuration) -> Configuration:
     changes: dict[str, Any] = {}
     if flags["mask"] in EMPTYING_MASKS:
         changes["mask"] = "padding"
-    if flags["window"] is not None and changes.get("mask", flags["mask"]) == "padding":
+    if flags["window"] is not None and changes.get("mask", flags["mask"]) in ("padding", "padding_whole"):
         changes["mask"] = "shared"
     if restricted and dims["Tq"] != dims["Tk"] and flags["bias"] == "infinite":
         changes["bias"] = "full"
@@ -105,15 +111,17 @@ def without_empty_rows(configuration: Configuration) -> Configuration:
 def draw_mask(sort: str, d: Any, source: torch.Generator) -> torch.Tensor | None:
     """A boolean mask, True = may attend, in one of the shapes that broadcast to (B,H,Tq,Tk).
 
-    shared (Tq,Tk) and full (B,H,Tq,Tk) keep the aligned key of every row; padding (B,1,1,Tk) keeps the first keys.
+    shared (Tq,Tk) and full (B,H,Tq,Tk) keep the aligned key of every row; padding (B,1,1,Tk) keeps the first keys, and
+    padding_whole is the same written out (B,H,Tq,Tk): where the layout is "expanded", with strides of 0.
     """
     b, h, tq, tk = d["B"], d["H"], d["Tq"], d["Tk"]
     if sort == "none":
         return None
-    if sort in ("padding", "padding_left"):
+    if sort.startswith("padding"):
         length = torch.randint(min(1, tk), tk + 1, (b, 1, 1, 1), generator=source)
         place = torch.arange(tk)
-        return place < length if sort == "padding" else place >= tk - length
+        keep = place >= tk - length if sort == "padding_left" else place < length
+        return keep.expand(b, h, tq, tk).clone() if sort == "padding_whole" else keep
     shape = (tq, tk) if sort == "shared" else (b, h, tq, tk)
     keep = torch.rand(shape, generator=source) < 0.6
     if sort == "empty_rows":
