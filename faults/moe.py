@@ -181,6 +181,14 @@ def weight_on_input(m: Mixture) -> Tensor:
     return with_shared(m, out)
 
 
+@planted(fault, "the literal text of a note: each expert's output is summed over the tokens that chose it")
+def summed_over_tokens(m: Mixture) -> Tensor:
+    w = dense_weights(m)
+    chosen = (w.detach() != 0).to(w.dtype)
+    total = torch.stack([(chosen[:, e, None] * m.expert(e, m.t)).sum(0) for e in range(m.experts)])
+    return with_shared(m, w @ total)
+
+
 @planted(fault, "the weight enters twice")
 def weight_squared(m: Mixture) -> Tensor:
     w = dense_weights(m)

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from assay.numbers.bound import precision
 from assay.numbers.forms import Form
-from assay.reference import gated_feed_forward as _gated
+from assay.reference.feed_forward import ACTIVATION_FORMS, ACTIVATIONS, Activation
+from assay.reference.gated_feed_forward import gated_feed_forward
 from assay.reference.router import FORMS as ROUTER_FORMS
 from assay.reference.router import router as route
 
 CAPACITIES = ("none", "drops")
-Expert = Callable[..., Tensor]
 Router = Callable[..., tuple[Tensor, Tensor]]
 Shared = tuple[Tensor, Tensor, Tensor]
 
@@ -47,59 +48,57 @@ def moe(
     >>> moe(x, torch.tensor([[0.0], [1.0]]), one, one, torch.tensor([[[1.0]], [[2.0]]]), top_k=1).shape
     torch.Size([1, 1, 1])
     """
-    return _mixed(x, w_router, w_gate, w_up, w_down, top_k, shared, router, capacity, _gated.gated_feed_forward, _weight_last)
-
-
-def _mixed(
-    x: Tensor, w_router: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, top_k: int, shared: Shared | None,
-    router: str, capacity: str, silu_gated: Expert, weighted: Callable[..., Tensor], routing: Router = route,
-) -> Tensor:
-    """The mixture over a form of the expert, a way to apply the router's weights, and a form of the router."""
     if capacity not in CAPACITIES:
         raise ValueError(f"capacity={capacity!r} must be one of {CAPACITIES}, got {capacity!r}; choose one of them")
     tokens = x.reshape(-1, x.shape[-1])
-    weights, indices = routing(tokens, w_router, top_k=top_k, router=router)
+    weights, indices = route(tokens, w_router, top_k=top_k, router=router)
     out = torch.zeros_like(tokens)
     for e in range(w_router.shape[0]):
         row, slot = torch.nonzero(indices == e, as_tuple=True)
-        if row.numel() == 0:
-            continue
-        g, inputs = weights[row, slot].unsqueeze(-1), tokens[row]
-        out = out.index_add(0, row, weighted(silu_gated, inputs, w_gate[e], w_up[e], w_down[e], g))
+        if row.numel():
+            own = gated_feed_forward(tokens[row], w_gate[e], w_up[e], w_down[e])
+            out = out.index_add(0, row, weights[row, slot].unsqueeze(-1) * own)
     if shared is not None:
-        out = out + silu_gated(tokens, *shared)
+        out = out + gated_feed_forward(tokens, *shared)
     return out.reshape(x.shape)
 
 
-def _weight_last(expert: Expert, x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, g: Tensor) -> Tensor:
-    """g · E(x)."""
-    return g * expert(x, w_gate, w_up, w_down)
-
-
-def _weight_first(expert: Expert, x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, g: Tensor) -> Tensor:
-    """(g ⊙ hidden) · w_downᵀ: the weights multiply before the down projection."""
-    hidden = expert(x, w_gate, w_up, torch.eye(w_gate.shape[0], dtype=x.dtype, device=x.device))
-    return (g * hidden) @ w_down.transpose(0, 1)
-
-
+# The forms compute every expert at once for every token and take the chosen ones: few operations for the bound engine.
 def _form(
-    name: str, expert: Expert, weighted: Callable[..., Tensor], routing: Router = route,
+    name: str, *, activation: Activation = ACTIVATIONS["silu"], routing: Router = route, weighted_before: bool = False,
     applies: Callable[[Mapping[str, Any]], bool] | None = None,
 ) -> Form:
+    """The mixture by a form of the activation, a form of the router, and a place for the weights."""
     def forward(
         x: Tensor, w_router: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, *, top_k: int,
         shared: Shared | None = None, router: str = "softmax_of_topk", capacity: str = "none",
     ) -> Tensor:
-        return _mixed(x, w_router, w_gate, w_up, w_down, top_k, shared, router, capacity, expert, weighted, routing)
+        tokens = x.reshape(-1, x.shape[-1])
+        weights, indices = routing(tokens, w_router, top_k=top_k, router=router)
+        hidden = _hidden(tokens, w_gate, w_up, activation)  # (E,N,F)
+        if weighted_before:
+            by_expert = torch.zeros_like(hidden[..., 0].transpose(0, 1)).scatter(-1, indices, weights)
+            hidden = by_expert.transpose(0, 1).unsqueeze(-1) * hidden
+        every = (hidden @ w_down.transpose(-2, -1)).transpose(0, 1)  # (N,E,C)
+        own = every.gather(1, indices.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
+        parts = own if weighted_before else weights.unsqueeze(-1) * own
+        if shared is not None:
+            alone = _hidden(tokens, shared[0], shared[1], activation) @ shared[2].transpose(0, 1)
+            parts = torch.cat([parts, alone.unsqueeze(1)], 1)
+        with precision("spilled"):  # experts one after another add to a sum in the stored type
+            return parts.sum(1).reshape(x.shape)
 
     return Form(name, forward, applies=applies)
 
 
-_EXPERTS = [form for form in _gated.FORMS if form.applies is None or form.applies({"activation": "silu"})]
+def _hidden(tokens: Tensor, w_gate: Tensor, w_up: Tensor, activation: Activation) -> Tensor:
+    """silu(tokens · w_gateᵀ) ⊙ (tokens · w_upᵀ), of one expert or of all."""
+    return activation(tokens @ w_gate.transpose(-2, -1)) * (tokens @ w_up.transpose(-2, -1))
+
+
 FORMS: tuple[Form, ...] = (
-    Form("weights after the down projection", moe),
-    _form("weights before the down projection", _gated.gated_feed_forward, _weight_first),
-    *(_form(f"expert {form.name}", form.forward, _weight_last) for form in _EXPERTS[1:]),
-    *(_form(f"router {form.name}", _gated.gated_feed_forward, _weight_last, form.forward, form.applies)
-      for form in ROUTER_FORMS[1:]),
+    _form("weights after the down projection"),
+    _form("weights before the down projection", weighted_before=True),
+    *(_form(f"activation {name}", activation=table["silu"]) for name, table in ACTIVATION_FORMS.items() if "silu" in table),
+    *(_form(f"router {form.name}", routing=form.forward, applies=form.applies) for form in ROUTER_FORMS[1:]),
 )

@@ -21,7 +21,7 @@ from assay.spec.conduct import add_conduct
 from assay.spec.margins import certain, evaluated, membership, reachable
 from assay.subject import Subject
 
-FAMILIES = ("integers", "normal", "peaked", "positive", "small", "cancelling", "heavy", "one_hot", "constant")
+FAMILIES = ("integers", "normal", "peaked", "very_peaked", "positive", "small", "cancelling", "heavy", "one_hot", "constant")
 
 
 class RouterCases(Cases):
@@ -36,7 +36,7 @@ class RouterCases(Cases):
         dims = configuration.dims
         if dims["N"] == 0 and not claims.claims("empty"):
             configuration = configuration.but(N=1)
-        return _with_experts(configuration, claims)
+        return with_experts(configuration, claims)
 
     def build(self, configuration: Configuration, dtype: torch.dtype) -> Example:
         d, seed, family = configuration.dims, configuration.seed, configuration.family
@@ -49,7 +49,7 @@ class RouterCases(Cases):
         return Example(configuration, dtype, arguments)
 
 
-def _with_experts(configuration: Configuration, claims: Declaration) -> Configuration | None:
+def with_experts(configuration: Configuration, claims: Declaration) -> Configuration | None:
     """At most as many experts a token as there are; what `limits` exclude is not asked."""
     experts = configuration.dims["E"]
     kept = min(configuration.dims["K"], experts)
