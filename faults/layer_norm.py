@@ -73,6 +73,25 @@ def epsilon_ignored(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> T
 
 
 @fault("layer_norm")
+def epsilon_left_out(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
+    """No eps at all, as the note has it (erratum E9)."""
+    return _right(x, weight, bias, 0.0)
+
+
+@fault("layer_norm")
+def no_reduction(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
+    """Centred, but every feature is divided by its own size."""
+    deviation = wide(x) - wide(x).mean(-1, keepdim=True)
+    return (deviation * torch.rsqrt(deviation.square() + eps) * wide(weight) + wide(bias)).to(x.dtype)
+
+
+@fault("layer_norm")
+def magnitudes_normalised(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
+    """Normalises |x|: the sign is lost."""
+    return _right(x.abs(), weight, bias, eps)
+
+
+@fault("layer_norm")
 def unbiased_variance(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
     """The variance divides by C − 1."""
     w = wide(x)
@@ -141,6 +160,13 @@ def constant_tokens_give_zero(x: Tensor, weight: Tensor, bias: Tensor, *, eps: f
     """A token without deviation gives 0 instead of the bias."""
     y = _right(x, weight, bias, eps)
     return torch.where((x == x[..., :1]).all(-1, keepdim=True), torch.zeros_like(y), y)
+
+
+@fault("layer_norm")
+def constant_tokens_stop_the_gradient(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
+    """A token without deviation returns the bias early, without a gradient to x."""
+    y = _right(x, weight, bias, eps)
+    return torch.where((x == x[..., :1]).all(-1, keepdim=True), bias.expand_as(y), y)
 
 
 @fault("layer_norm", origin="BUG-095")
@@ -224,6 +250,13 @@ def backward_without_the_weight(x: Tensor, weight: Tensor, bias: Tensor, *, eps:
 def weight_gradient_of_raw_input(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
     """∂weight sums upstream · x instead of upstream · x̂."""
     return _with_backward(x, weight, bias, eps, raw_weight_gradient=True)
+
+
+@fault("layer_norm")
+def bias_gradient_averaged(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
+    """∂bias is the mean of the upstream gradient over tokens, not its sum."""
+    tokens = max(1, x.numel() // x.shape[-1])
+    return _right(x, weight, bent(bias, lambda gradient: gradient / tokens), eps)
 
 
 @fault("layer_norm")

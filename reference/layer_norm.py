@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from assay.numbers.bound import freely_chosen
 from assay.numbers.forms import Form
 
 
@@ -53,29 +54,35 @@ def _reciprocal(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tenso
 
 
 def _welford(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
-    """Welford: M2 = Σ_k (x_k − mean_{k−1})(x_k − mean_k), with the running means written as cumulative sums."""
+    """Welford: M2 = Σ_k (x_k − mean_{k−1})(x_k − mean_k), with the running means written as cumulative sums.
+
+    The first term is exactly 0, for the mean of one number is that number.
+    """
     count = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype)
     means = x.cumsum(-1) / count
-    before = torch.cat((torch.zeros_like(x[..., :1]), means[..., :-1]), dim=-1)
-    m2 = ((x - before) * (x - means)).sum(-1, keepdim=True)
+    m2 = ((x[..., 1:] - means[..., :-1]) * (x[..., 1:] - means[..., 1:])).sum(-1, keepdim=True)
     r = 1 / torch.sqrt(m2 / x.shape[-1] + eps)
     return (x - means[..., -1:]) * r * weight + bias
 
 
+def scaled_and_shifted(x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    """x·scale + (−mean·scale): both products round, but an error of the scale moves their sum by (x − mean) times it."""
+    given = freely_chosen(scale)
+    return x * given + -mean * given + (x - mean) * (scale - given)
+
+
 def _scale_then_shift(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
     """(x·r + (−μ·r))·weight + bias, as torch's CPU kernel."""
-    mean = _mean(x)
-    deviation = x - mean
-    r = 1 / torch.sqrt(_mean(deviation * deviation) + eps)
-    return (x * r + -mean * r) * weight + bias
+    mean, r = _statistics(x, eps)
+    return scaled_and_shifted(x, mean, r) * weight + bias
 
 
 def _affine(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
     """x·a + b with a = weight·r, b = bias − μ·a, as GroupNorm kernels."""
-    mean = _mean(x)
-    deviation = x - mean
-    a = weight / torch.sqrt(_mean(deviation * deviation) + eps)
-    return x * a + (bias - mean * a)
+    mean, r = _statistics(x, eps)
+    a = weight * r
+    given = freely_chosen(a)
+    return x * given + (bias - mean * given) + (x - mean) * (a - given)
 
 
 def _statistics(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -111,10 +118,25 @@ def _polynomial_backward(
     h = upstream * weight
     sum_h, sum_hx = h.sum(-1, keepdim=True), (h * x).sum(-1, keepdim=True)
     b = (sum_h * mean - sum_hx) * r * r * r / x.shape[-1]
-    c = -b * mean - sum_h * r / x.shape[-1]
     gradients = {
-        "x": r * h + b * x + c,
-        "weight": _over_tokens(upstream * (x * r + -mean * r)),
+        "x": r * h + scaled_and_shifted(x, mean, b) - sum_h * r / x.shape[-1],
+        "weight": _over_tokens(upstream * scaled_and_shifted(x, mean, r)),
+        "bias": _over_tokens(upstream),
+    }
+    return {name: gradients[name] for name in wrt}
+
+
+def _affine_backward(
+    upstream: Tensor, wrt: Sequence[str], *, x: Tensor, weight: Tensor, bias: Tensor, eps: float
+) -> Mapping[str, Tensor]:
+    """What differentiating x·a + (bias − μ·a) step by step gives: upstream·x and upstream·μ round apart."""
+    mean, r = _statistics(x, eps)
+    width, a = x.shape[-1], weight * r
+    along = upstream * x + -(upstream * mean)
+    spread = (x - mean) * (-(along * weight).sum(-1, keepdim=True) * r * r * r / width)
+    gradients = {
+        "x": upstream * a - _mean(upstream * a) + spread - _mean(spread),
+        "weight": _over_tokens(along * r),
         "bias": _over_tokens(upstream),
     }
     return {name: gradients[name] for name in wrt}
@@ -127,5 +149,5 @@ FORMS: tuple[Form, ...] = (
     # A running mean rounds three times a step (difference, quotient, sum) where a cumulative sum rounds once.
     Form("Welford", _welford, additions=3),
     Form("x times r plus shift", _scale_then_shift, backward=_polynomial_backward),
-    Form("x times a plus b", _affine),
+    Form("x times a plus b", _affine, backward=_affine_backward),
 )
