@@ -24,6 +24,9 @@ def at_least(size: int) -> Any:
 
 PLAIN = {"mask": "none", "bias": "none", "causal": False, "window": None}
 NO_EMPTY = {"Tk": at_least(1), "Tq": at_least(1), "B": at_least(1)}
+# Key lengths on both sides of tiles, beside sizes that leave room for them.
+LONG = {"Tk": (3, 2, 5, 17, 33, 65, 129, 257), "Tq": (1, 2, 3, 5), "D": (2, 1, 4, 8, 16), "Dv": (2, 1, 4, 8),
+        "lengths": "free"}
 
 
 def alignment(attention: Subject) -> str:
@@ -117,7 +120,7 @@ def scores_are_divided_by_root_of_key_width(attention: Subject, example: Example
 
 @spec.holds("ATT-8", kills=("last_key_of_odd_length_dropped", "last_value_of_odd_length_dropped", "tail_of_64_dropped",
                             "second_tile_not_rescaled"),
-            rests_on=(conduct["form"],), given={**PLAIN, "Tk": at_least(2)})
+            rests_on=(conduct["form"],), given={**PLAIN, **LONG})
 def order_of_keys_does_not_matter(attention: Subject, example: Example) -> None:
     """Permuting keys and values together changes nothing."""
     shuffle = example.permutation("keys", example.dims["Tk"])

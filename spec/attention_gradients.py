@@ -5,7 +5,7 @@ import torch
 
 from assay.cases import Example
 from assay.ledger import fact, identical
-from assay.spec.attention import NO_EMPTY, PLAIN, alignment, at_least, conduct, output_is_the_formula, spec
+from assay.spec.attention import LONG, NO_EMPTY, PLAIN, alignment, at_least, conduct, output_is_the_formula, spec
 from assay.spec.attention_cases import visible
 from assay.subject import Subject
 
@@ -63,7 +63,7 @@ def no_upstream_gradient_gives_none(attention: Subject, example: Example) -> Non
 
 @spec.holds("ATT-10", kills=("last_key_dropped", "tail_of_64_dropped"),
             rests_on=(conduct["form"],), gradient=True,
-            given={**NO_EMPTY, "family": ("small", "tiny"), "bias": ("none", "infinite")})
+            given={**NO_EMPTY, **LONG, "family": ("small", "tiny"), "bias": ("none", "infinite")})
 def every_visible_key_is_reached(attention: Subject, example: Example) -> None:
     """Every output depends on every key that it may attend to, at any distance: its gradient there is not zero."""
     d = example.dims

@@ -13,6 +13,7 @@ from assay.numbers.bound import Bounded
 from assay.spec.attention import NO_EMPTY, alignment, at_least, conduct, output_is_the_formula, spec, visible, weights
 from assay.subject import Subject
 
+
 def unchanged(attention: Subject, before: Example, after: Example, where: Any, witness: Callable[[Any, Any], bool]) -> Decision:
     """The outputs `where` are equal bit for bit; within the bar where the implementation declares that rounding may depend on
     other rows."""
@@ -253,7 +254,8 @@ def window_as_wide_as_the_sequence_is_causal(attention: Subject, example: Exampl
 def window_hides_what_lies_further_back(attention: Subject, example: Example) -> None:
     """Changing a key and value that lie outside a query's window leaves its output equal, bit for bit."""
     d = example.dims
-    key = example.integer("key", 0, d["Tk"] - 1)
+    last = d["Tk"] - 1 - example.integer("back", 0, min(d["Tq"], d["Tk"]) - 1)
+    key = max(0, last - example.window)  # just outside the window of one of the queries
     hidden = (torch.arange(d["Tk"]) == key).expand(d["B"], d["G"], d["Tk"])
     changed = example.but(k=garbage(example, "k", hidden), v=garbage(example, "v", hidden))
     blind = ~visible(example, alignment(attention))[..., key]
