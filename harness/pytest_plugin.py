@@ -88,7 +88,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Usage is settled before anything is collected."""
     if session.config.option.assay_impl and not session.config.option.help:
-        _units(session.config)
+        units = _units(session.config)
+        if session.config.pluginmanager.hasplugin("dsession"):  # the workers of xdist do the rest, each with processes of its own
+            units.close()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
