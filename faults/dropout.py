@@ -89,6 +89,16 @@ _planted("seed_and_a_counter", "The same seed gives another mask at each call.",
 _planted("last_column_kept", "Columns beyond the last multiple of 4 are never dropped.",
          lambda x, p, seed: torch.cat((_right(x, p, seed)[..., : x.shape[-1] // 4 * 4],
                                        x[..., x.shape[-1] // 4 * 4 :]), dim=-1) if x.dim() else _right(x, p, seed))
+def _smallest(x: Tensor, p: float, seed: int) -> Tensor:
+    """The smallest share p of all elements is dropped."""
+    order = x.detach().abs().flatten().argsort()
+    keep = torch.ones(x.numel(), dtype=torch.bool)
+    keep[order[: round(p * x.numel())]] = False
+    return _scaled(x, keep.reshape(x.shape), p)
+
+
+_planted("drops_the_smallest", "What is dropped hangs on the values.", _smallest)
+_planted("drops_without_a_rate", "p = 0 is taken for a half.", lambda x, p, seed: _right(x, p or 0.5, seed))
 _planted("p_one_gives_nan", "p = 1 divides 0 by 0.", lambda x, p, seed: x * _kept(x, p, seed) / (1 - p))
 
 

@@ -131,6 +131,14 @@ _planted("reads_as_contiguous", "Strides of x are ignored.",
          lambda x, wi, bi, wo, bo, act: _right(packed(x), wi, bi, wo, bo, act), "BUG-095")
 _planted("weight_read_as_packed", "A transposed view of w_in is read as if packed.",
          lambda x, wi, bi, wo, bo, act: _right(x, packed(wi), bi, wo, bo, act), "BUG-095")
+_planted("weight_not_transposed", "x·w_in where w_in is square: columns taken for tokens' weights.",
+         lambda x, wi, bi, wo, bo, act: _right(x, wi.T if wi.shape[0] == wi.shape[1] else wi, bi, wo, bo, act))
+_planted("hidden_width_four_times", "The hidden width is taken for 4C: what lies beyond is left out.",
+         lambda x, wi, bi, wo, bo, act: _right(x, wi[: 4 * x.shape[-1]], None if bi is None else bi[: 4 * x.shape[-1]],
+                                               wo[:, : 4 * x.shape[-1]], bo, act))
+_planted("hidden_width_of_llama", "The hidden width is taken for ⌊8C/3⌋: what lies beyond is left out.",
+         lambda x, wi, bi, wo, bo, act: _right(x, wi[: 8 * x.shape[-1] // 3], None if bi is None
+                                               else bi[: 8 * x.shape[-1] // 3], wo[:, : 8 * x.shape[-1] // 3], bo, act))
 _planted("gelu_slope_without_the_density", "gelu' = Φ(x): the term x·φ(x) is missing.", _between(
     lambda act, t: _slope_of(t, lambda s: 0.5 * (1 + torch.erf(s * math.sqrt(0.5))), F.gelu) if act == "gelu"
     else ACTIVATIONS[act](t)))

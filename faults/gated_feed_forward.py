@@ -108,6 +108,15 @@ _planted("reads_as_contiguous", "Strides of x are ignored.",
          lambda x, g, u, d, act: _right(packed(x), g, u, d, act), "BUG-095")
 _planted("weight_read_as_packed", "A transposed view of w_down is read as if packed.",
          lambda x, g, u, d, act: _right(x, g, u, packed(d), act), "BUG-095")
+_planted("weight_not_transposed", "x·w_gate and x·w_up where they are square.",
+         lambda x, g, u, d, act: _right(x, g.T, u.T, d, act) if g.shape[0] == g.shape[1] else _right(x, g, u, d, act))
+_planted("indicator_of_the_last_weight", "Where w_down is not 0 stands for w_down.",
+         lambda x, g, u, d, act: _right(x, g, u, (d != 0).to(d.dtype) + 0 * d, act))
+_planted("hidden_width_twice", "The hidden width is taken for 2C: what lies beyond is left out.",
+         lambda x, g, u, d, act: _right(x, g[: 2 * x.shape[-1]], u[: 2 * x.shape[-1]], d[:, : 2 * x.shape[-1]], act))
+_planted("hidden_width_rounded_down", "The hidden width is taken for ⌊8C/3⌋, not rounded up: what lies beyond is left out.",
+         lambda x, g, u, d, act: _right(x, g[: 8 * x.shape[-1] // 3], u[: 8 * x.shape[-1] // 3],
+                                        d[:, : 8 * x.shape[-1] // 3], act))
 _planted("silu_slope_of_sigmoid", "silu' = sigmoid(x): a term is missing.", _joined(_slope_without_its_term))
 _planted("gate_without_gradient", "No gradient through the gate.",
          _joined(lambda act, gate, up: ACTIVATIONS[act](gate.detach()) * up))

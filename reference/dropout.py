@@ -37,7 +37,8 @@ def kept(x: Tensor, *, p: float, training: bool, seed: int) -> Tensor | None:
     if not training or p == 0:
         return None
     generator = torch.Generator().manual_seed(seed)
-    return (torch.rand(x.shape, generator=generator, dtype=torch.float64) >= p).to(x.device)
+    draws = torch.randint(0, 1 << 53, x.shape, generator=generator)  # whole numbers: nothing here rounds
+    return (draws >= int(p * (1 << 53))).to(x.device)
 
 
 def _by_mask(x: Tensor, *, p: float, training: bool, seed: int) -> Tensor:
@@ -50,3 +51,16 @@ def _by_mask(x: Tensor, *, p: float, training: bool, seed: int) -> Tensor:
 
 
 FORMS: tuple[Form, ...] = (Form("selected, then divided", dropout), Form("times a scaled mask", _by_mask))
+
+
+def scaled(x: Tensor, *, p: float) -> Tensor:
+    """What becomes of an element that is kept."""
+    return x / ((1 - p) or 1.0)
+
+
+def _scaled_by_product(x: Tensor, *, p: float) -> Tensor:
+    scale = torch.full((), 1 / ((1 - p) or 1.0), dtype=x.dtype, device=x.device)
+    return x * scale
+
+
+KEPT_FORMS: tuple[Form, ...] = (Form("divided", scaled), Form("times a rounded scale", _scaled_by_product))

@@ -1,6 +1,8 @@
 """Preference loss: a reward model is to score the chosen answer above the rejected one."""
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -53,8 +55,18 @@ def _two_way_softmax(r_chosen: Tensor, r_rejected: Tensor) -> Tensor:
     return _mean(m + torch.log(torch.exp(r_chosen - m) + torch.exp(r_rejected - m)) - r_chosen)
 
 
+def _sigmoid_less_one(
+    upstream: Tensor, wrt: tuple[str, ...], r_chosen: Tensor, r_rejected: Tensor
+) -> Mapping[str, Tensor]:
+    """(σ(Δ) − 1) · g/n, as binary cross-entropy differentiates itself: σ is rounded before the difference."""
+    slope = (torch.sigmoid(r_chosen - r_rejected) - 1) * (upstream / r_chosen.numel())
+    gradients = {"r_chosen": slope, "r_rejected": -slope}
+    return {name: gradients[name] for name in wrt}
+
+
 FORMS: tuple[Form, ...] = (
     Form("shifted by the larger of −Δ and 0", preference_loss),
     Form("softplus", _softplus),
     Form("softmax over the two", _two_way_softmax),
+    Form("binary cross-entropy", _softplus, backward=_sigmoid_less_one),
 )
