@@ -266,6 +266,50 @@ def last_head_dropped(c: Call) -> Tensor:
     return closed(c, merge(by_heads(c) * keep[:, None, None]))
 
 
+@planted(fault, "heads are numbered from 0 to h: one more than there are, where the width allows it")
+def one_head_more(c: Call) -> Tensor:
+    more = c.heads + 1
+    return right(replace(c, heads=more, groups=more) if c.groups == c.heads and c.w_q.shape[0] % more == 0 and
+                 (c.positions is None or c.w_q.shape[0] // more % 2 == 0) else c)
+
+
+@planted(fault, "the heads are added to x, without w_o")
+def input_added_without_projection(c: Call) -> Tensor:
+    merged = merge(by_heads(c))
+    return c.x + merged if merged.shape == c.x.shape else closed(c, merged)
+
+
+@planted(fault, "the head width is taken to be C/H, whatever the weights hold")
+def head_width_from_model_width(c: Call) -> Tensor:
+    n, g = c.x.shape[-1], c.x.shape[-1] * c.groups // c.heads
+    return right(replace(c, w_q=c.w_q[:n], w_k=c.w_k[:g], w_v=c.w_v[:g], w_o=c.w_o[:, :n]))
+
+
+@planted(fault, "every head is computed at the width of all heads, zeros elsewhere: H times the products")
+def products_by_every_head(c: Call) -> Tensor:
+    def spread(x: Tensor, n: int) -> Tensor:  # (B,n,T,D) to (B,n,T,n·D), each head in its own channels
+        own = torch.eye(n, dtype=x.dtype, device=x.device)
+        return (own[:, None, :, None] * x[:, :, :, None, :]).flatten(-2)
+
+    q, k, v = projected(c)
+    times = c.heads // c.groups
+    o = Options(mask=c.joined(), causal=c.causal, window=c.window, scale=q.shape[-1] ** -0.5)
+    return closed(c, merge(attend(spread(q, c.heads), spread(k.repeat_interleave(times, 1), c.heads), v, o)))
+
+
+@planted(fault, "the window slides in steps of its width", refuses=True)
+def window_in_steps(c: Call) -> Tensor:
+    if c.window is None:
+        return right(c)
+    tq, tk = c.x.shape[1], c.source.shape[1]
+    i = torch.arange(tq, device=c.x.device)[:, None] + tk - tq
+    j = torch.arange(tk, device=c.x.device)[None, :]
+    keep = (j <= i) & (j // c.window == i // c.window)
+    joined = c.joined()
+    q, k, v = projected(c)
+    return closed(c, merge(attend(q, k, v, Options(mask=keep if joined is None else keep & joined))))
+
+
 @planted(fault, "every head uses the first head's keys")
 def keys_of_first_head(c: Call) -> Tensor:
     q, k, v = projected(c)

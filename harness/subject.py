@@ -107,6 +107,7 @@ class Subject:
         self.example = example
         self.device = device
         self.evaluations = evaluations if evaluations is not None else Evaluations()
+        self._conventions: dict[str, Any] | None = None  # what the formula takes of them
         self.circumstances = under or Under(layouts=dict.fromkeys(example, example.configuration.layout),
                                             upstream_layout=example.configuration.layout)
 
@@ -209,6 +210,10 @@ class Subject:
         """What came of a call that may be refused: the answer, refusal and all."""
         return self._call(self._named(args, arguments), (), ())
 
+    def refused(self, *args: Any, **arguments: Any) -> bool:
+        """Whether the call is refused, where either is right; nothing is decided."""
+        return self._call(self._named(args, arguments), (), ()).refusal is not None
+
     # ------------------------------------------------------------------------------------------------ underneath
     def answer(self, *, _wrt: tuple[str, ...] = (), _upstream: tuple[torch.Tensor, ...] = (), _count: bool = False,
                **arguments: Any) -> Answer:
@@ -270,12 +275,14 @@ class Subject:
 
     def _agreed(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The declared conventions that the formula takes as keywords, and the fixed choices that the signature lacks."""
-        accepted = inspect.signature(registry.forms(self.kind.name)[0].forward).parameters
-        renamed = getattr(registry.reference(self.kind.name), "CONVENTION_KEYWORDS", {})
-        named = {renamed.get(name, name): value for name, value in self.conventions.items() if name not in self.kind.options
-                 or name in renamed}
-        known = {**named, **self.declaration.fixed}
-        return {name: value for name, value in known.items() if name in accepted and name not in arguments}
+        if self._conventions is None:
+            accepted = inspect.signature(registry.forms(self.kind.name)[0].forward).parameters
+            renamed = getattr(registry.reference(self.kind.name), "CONVENTION_KEYWORDS", {})
+            named = {renamed.get(name, name): value for name, value in self.conventions.items() if name not in self.kind.options
+                     or name in renamed}
+            known = {**named, **self.declaration.fixed}
+            self._conventions = {name: value for name, value in known.items() if name in accepted}
+        return {name: value for name, value in self._conventions.items() if name not in arguments}
 
     def _outputs(self, answer: Answer, expected: Sequence[Any]) -> Sequence[Any]:
         if len(answer.outputs) != len(expected):

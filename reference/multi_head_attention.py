@@ -88,7 +88,7 @@ def _heads_mixed(call: _Call, attend: Attend, tensors: tuple[Tensor, ...], conte
         q, k = rotary(q, positions, base=call.base), rotary(k, positions, base=call.base)
     heads = attend(q, k, v, mask=joined_mask(key_mask, mask, x.shape[0], q.shape[2], k.shape[2]), causal=call.causal,
                    window=call.window, causal_alignment=call.alignment, empty_row=call.empty_row)
-    merged = heads.transpose(1, 2).reshape(*x.shape[:2], -1)
+    merged = heads.transpose(1, 2).reshape(*x.shape[:2], heads.shape[1] * heads.shape[3])
     if w_gate is not None:
         merged = merged * torch.sigmoid(_linear(x, w_gate, None))
     return _linear(merged, w_o, biases[3])

@@ -179,7 +179,7 @@ def gradient_of_lse_is_the_weights(blockwise: Subject, example: Example) -> None
 
 
 # ------------------------------------------------------------------------------------------------ costs
-ONE_HEAD = {"B": 1, "H": 1, "G": 1, "mask": "none", "scale": None, "family": "normal", "layout": "contiguous"}
+ONE_HEAD = {"B": 1, "H": 1, "G": 1, "Tq": exactly(4), "Tk": exactly(4), "mask": "none", "scale": None, "family": "normal", "layout": "contiguous"}
 
 
 def longer(blockwise: Subject, example: Example, length: int) -> Example:
