@@ -79,6 +79,8 @@ def _whole(
     dtype = q.dtype
     wide = {"input": dtype, "float32": torch.promote_types(torch.float32, dtype), "float64": torch.float64}[inside]
     keys, values, queries = _shared(k, q.shape[1]).to(wide), _shared(v, q.shape[1]).to(wide), q.to(wide)
+    if not k.shape[-2]:  # no keys: sums over nothing
+        return ((queries @ keys.transpose(-1, -2)) @ values).to(dtype)
     seen = _open(q, k, mask, bias, causal, window)
     empty = ~seen.any(-1, keepdim=True)
     s = _scores(queries, keys, seen | empty, bias, scale, softcap, both)
@@ -209,7 +211,8 @@ def _sdpa(
     if flash and (v.shape[-1] != q.shape[-1] or q.numel() == 0 or not bool(seen.any(-1).all())):
         raise NotImplementedError("flash attention on the CPU wants equal widths and no empty rows")
     with sdpa_kernel([backend] if backend is not None else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
-        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=added, scale=scale)
+        packed = (x.contiguous() for x in (q, keys, values))  # flash attention takes no strides in the last dimension
+        out = F.scaled_dot_product_attention(*packed, attn_mask=added, scale=scale)
     return out.masked_fill(~seen.any(-1, keepdim=True), 0.0)
 
 
