@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from assay.numbers.arithmetic import Arithmetic
 from assay.numbers.bound import Bounded
 from assay.numbers.evaluate import Evaluation, evaluate
 from assay.numbers.forms import Form
+from assay.numbers.sampled import FEWER, RUNS, sampled
 from assay.run.hosting_types import Answer, Call, Host, Recipe
 from assay.run.recipes import build
 
@@ -35,11 +37,16 @@ class Evaluations:
 
     def get(self, forms: Sequence[Form], arguments: Mapping[str, Any], dtype: torch.dtype, arithmetic: Arithmetic, *,
             upstream: Sequence[torch.Tensor] | None = None, wrt: tuple[str, ...] = ()) -> Evaluation:
-        tried = forms if self.every_form else _usual(forms, arguments)
-        key = _digest((forms[0].forward.__module__, arguments, str(dtype), arithmetic, upstream, wrt, len(tried)))
+        by_runs = getattr(sys.modules[forms[0].forward.__module__], "BOUND", "") == "sampled"
+        tried = forms if self.every_form or by_runs else _usual(forms, arguments)
+        key = _digest((forms[0].forward.__module__, arguments, str(dtype), arithmetic, upstream, wrt, len(tried),
+                       by_runs and self.every_form))
         if key not in self._kept:
             known = {name: build(value) if isinstance(value, Recipe) else value for name, value in arguments.items()}
-            self._kept[key] = evaluate(tried, known, dtype, arithmetic, upstream=upstream, wrt=wrt)
+            self._kept[key] = sampled(
+                forms, known, dtype, arithmetic, upstream=upstream, wrt=wrt, seed=int(key[:12], 16),
+                runs=RUNS if self.every_form else FEWER,
+            ) if by_runs else evaluate(tried, known, dtype, arithmetic, upstream=upstream, wrt=wrt)
             if len(self._kept) > self._size:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)

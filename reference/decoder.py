@@ -65,4 +65,5 @@ def _of_other_parts(
     return decode(y, memory, layers, settings, mask, memory_mask)
 
 
+BOUND = "sampled"  # worst-case bars explode through a stack
 FORMS: tuple[Form, ...] = (Form("as written", decoder, additions=2), Form("other forms of the parts", _of_other_parts, additions=2))

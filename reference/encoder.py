@@ -57,4 +57,5 @@ def _of_other_parts(
     return encode(x, layers, settings, mask)
 
 
+BOUND = "sampled"  # worst-case bars explode through a stack
 FORMS: tuple[Form, ...] = (Form("as written", encoder, additions=2), Form("other forms of the parts", _of_other_parts, additions=2))

@@ -140,15 +140,21 @@ class _EngineMode(TorchDispatchMode):  # type: ignore[misc]
 
 
 @contextmanager
-def engine(model: Model) -> Iterator[Engine]:
-    """Run torch code under a rounding model; floating results come out bounded."""
+def modelled(model: Model) -> Iterator[Engine]:
+    """A rounding model in force for `precision`, without bars: for runs that round at random instead."""
     entered = Engine(model)
     token = _ENGINE.set(entered)
     try:
-        with _EngineMode():
-            yield entered
+        yield entered
     finally:
         _ENGINE.reset(token)
+
+
+@contextmanager
+def engine(model: Model) -> Iterator[Engine]:
+    """Run torch code under a rounding model; floating results come out bounded."""
+    with modelled(model) as entered, _EngineMode():
+        yield entered
 
 
 PRECISIONS: dict[str, Callable[[Model], Model]] = {
