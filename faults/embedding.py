@@ -66,6 +66,9 @@ _planted("gradient_everywhere", "Unused rows get a gradient too.",
          _of_weight(lambda ids, w: bent(w, lambda g: torch.where(_seen(ids, w) > 0, g, g.mean(0)))))
 _planted("no_gradient_to_row_zero", "Row 0 is taken for padding in the backward.",
          _of_weight(lambda ids, w: bent(w, lambda g: torch.cat((g[:1] * 0, g[1:])))))
+_planted("weight_without_gradient", "The table gets no gradient.", _of_weight(lambda ids, w: bent(w, torch.zeros_like)))
+_planted("mixed_with_neighbours", "Rows are averaged with those of the token before.",
+         lambda ids, w: (_right(ids, w) + _right(ids.roll(1, -1), w)) / 2)
 
 
 def _last_use(ids: Tensor, weight: Tensor) -> Tensor:

@@ -79,6 +79,8 @@ _planted("through_half", "Pixels pass through bfloat16.", lambda x, p: _cut(x.bf
 _planted("channels_last_read_as_packed", "Strides are ignored: a channels-last image is read as if packed.",
          lambda x, p: _cut(packed(x), p), "BUG-095")
 _planted("no_gradient", "The gradient stops here.", lambda x, p: _cut(bent(x, torch.zeros_like), p))
+_planted("gradient_left_in_patches", "The gradient is not moved back to the pixels' places.",
+         lambda x, p: _cut(bent(x, lambda g: _cut(g, p).reshape(g.shape)), p))
 
 
 @benign("patchify")

@@ -85,6 +85,8 @@ _planted("table_without_gradient", "The table gets no gradient.",
 _planted("gradient_past_the_norm", "The gradient goes round the final norm.",
          lambda h, w, out, e, b, n: _right(h, w, out, e, b, n).detach()
          + (wide(h) @ wide(out).T - (wide(h) @ wide(out).T).detach()).to(h.dtype))
+_planted("tokens_mixed", "A trace of the mean over tokens is added.",
+         lambda h, w, out, e, b, n: _right(h if h.dim() == 1 else h + h.mean(-2, keepdim=True) / 8, w, out, e, b, n))
 
 
 @benign("unembedding")

@@ -39,9 +39,20 @@ def unembedding(
     """
     _check(w_norm, b_norm, norm)
     if norm is None:
-        return h @ w_out.transpose(0, 1)
+        return _scores(h, w_out)
     form = RMS_FORMS[0] if norm == "rms" else LAYER_FORMS[0]
-    return _normalised(form, norm, h, w_norm, b_norm, eps) @ w_out.transpose(0, 1)
+    return _scores(_normalised(form, norm, h, w_norm, b_norm, eps), w_out)
+
+
+def _scores(state: Tensor, w_out: Tensor) -> Tensor:
+    """state · w_outᵀ for a state of any number of axes, one too."""
+    rows = state.reshape(-1, state.shape[-1]) @ w_out.transpose(0, 1)
+    return rows.reshape(*state.shape[:-1], w_out.shape[0])
+
+
+def _back(upstream: Tensor, w_out: Tensor) -> Tensor:
+    """upstream · w_out likewise."""
+    return (upstream.reshape(-1, w_out.shape[0]) @ w_out).reshape(*upstream.shape[:-1], w_out.shape[1])
 
 
 def _check(w_norm: Tensor | None, b_norm: Tensor | None, norm: str | None) -> None:
@@ -76,7 +87,7 @@ def _on(norm: str, form: Form) -> Form:
         norm: str | None = norm,
     ) -> Tensor:
         assert norm is not None  # the form applies to its own norm only
-        return _normalised(form, norm, h, w_norm, b_norm, eps) @ w_out.transpose(0, 1)
+        return _scores(_normalised(form, norm, h, w_norm, b_norm, eps), w_out)
 
     def backward(
         upstream: Tensor, wrt: Sequence[str], *, h: Tensor, w_norm: Tensor, w_out: Tensor, eps: float,
@@ -84,7 +95,7 @@ def _on(norm: str, form: Form) -> Form:
     ) -> Mapping[str, Tensor]:
         assert form.backward is not None  # passed on below only where the norm's form has one
         parameters = _parameters(norm, w_norm, b_norm)
-        inner = form.backward(upstream @ w_out, ("x", *parameters), x=h, eps=eps, **parameters)
+        inner = form.backward(_back(upstream, w_out), ("x", *parameters), x=h, eps=eps, **parameters)
         normalised = _normalised(form, norm, h, w_norm, b_norm, eps)
         over_tokens = upstream.reshape(-1, w_out.shape[0]).transpose(0, 1) @ normalised.reshape(-1, h.shape[-1])
         named = {"h": inner["x"], "w_norm": inner["weight"], "b_norm": inner.get("bias"), "w_out": over_tokens}

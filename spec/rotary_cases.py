@@ -84,6 +84,8 @@ class RotaryCases(Cases):
             flags["turned"] = "all"  # what a magnitude does to channels that do not turn is nobody's claim
         if dims["D"] % 2 and flags["turned"] == "all":
             dims["D"] += 1
+        if flags["scaled"].startswith("longrope"):  # no position, no reason for either of the lists
+            dims["B"], dims["T"] = max(1, dims["B"]), max(1, dims["T"])
         dims = _within_budget(dims)
         return Configuration(configuration.kind, dims, flags, configuration.family, configuration.layout,
                              configuration.seed)
