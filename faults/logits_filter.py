@@ -143,6 +143,24 @@ def temperature_ignored(z: Tensor, t: float, k: int | None, p: float | None) -> 
     return by_p(by_k(z, k), p)
 
 
+@planted(fault, "the literal text of a note: the kept mass must exceed p where it must reach it")
+def exceeds_where_reach_is_declared(z: Tensor, t: float, k: int | None, p: float | None) -> Tensor:
+    return by_p(by_k(z / t, k), p, boundary=torch.le)
+
+
+@planted(fault, "the largest logit is subtracted before the temperature: infinite ones become NaN")
+def shifted_before_division(z: Tensor, t: float, k: int | None, p: float | None) -> Tensor:
+    scaled = z / t
+    top = scaled.amax(-1, keepdim=True) if scaled.shape[-1] else scaled
+    return by_p(by_k(scaled - top + top, k), p)
+
+
+@planted(fault, "order by magnitude: a large negative logit counts as likely")
+def ordered_by_magnitude(z: Tensor, t: float, k: int | None, p: float | None) -> Tensor:
+    kept = by_p(by_k(z.abs() / t, k), p)
+    return (z / t).masked_fill(torch.isneginf(kept), LOW)
+
+
 @planted(fault, "top-p before top-k")
 def top_p_first(z: Tensor, t: float, k: int | None, p: float | None) -> Tensor:
     return by_k(by_p(z / t, p), k)
@@ -250,6 +268,19 @@ def overflow_falls_back_to_first(z: Tensor, t: float, k: int | None, p: float | 
 @planted(fault, "temperature 0, top_k 0 and top_p above 1 are taken as they come", refuses=False)
 def nothing_refused(z: Tensor, t: float, k: int | None, p: float | None) -> Tensor:
     return by_p(by_k(z / max(t, 1e-4), None if k is None else max(k, 1)), p)
+
+
+@planted(fault, "temperature 0 changes nothing where greedy is declared", refuses=False, conventions={"temperature_zero": "greedy"})
+def zero_keeps_everything(z: Tensor, t: float, k: int | None, p: float | None) -> Tensor:
+    if t < 0:
+        refuse(t, k, p)
+    return by_p(by_k(z if t == 0 else z / t, k), p)
+
+
+@planted(benign, "the largest alone at temperature 0, as declared", refuses=False, conventions={"temperature_zero": "greedy"})
+def greedy_declared(z: Tensor, t: float, k: int | None, p: float | None) -> Tensor:
+    refuse(t if t else 1.0, k, p)
+    return by_k(z, 1) if t == 0 else by_p(by_k(z / t, k), p)
 
 
 _SEEN: dict[tuple[object, ...], Tensor] = {}

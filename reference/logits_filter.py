@@ -4,6 +4,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from assay.numbers.bound import freely_chosen
 from assay.numbers.forms import Form
 
 INFINITY = float("inf")
@@ -104,4 +105,30 @@ def _by_reciprocal(
     return _keep(logits * factor, ~torch.isneginf(kept))
 
 
+def deciders(logits: Tensor, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """The numbers (N,V) by which implementations rank entries besides the logits: scaled logits, and probabilities."""
+    z = logits / temperature
+    return z, _softmax(z)
+
+
+def excess(ordered: Tensor, *, temperature: float, top_p: float) -> Tensor:
+    """By how much the running sum of probabilities, from the largest on, exceeds top_p. ordered: (N,V), largest first."""
+    return torch.cumsum(_softmax(ordered / temperature), -1) - top_p
+
+
+def excess_from_light_end(ordered: Tensor, *, temperature: float, top_p: float) -> Tensor:
+    """The same, from what the entries after it leave: 1 − top_p less their sum."""
+    p = _softmax(ordered / temperature)
+    after = torch.cumsum(p.flip(-1), -1).flip(-1)[..., 1:]
+    rest = torch.cat([after, torch.zeros_like(p[..., :1])], -1)
+    return (1 - top_p) - rest
+
+
+def _softmax(z: Tensor) -> Tensor:
+    e = torch.exp(z - freely_chosen(z.amax(-1, keepdim=True)))
+    return e / e.sum(-1, keepdim=True)
+
+
+DECIDERS: tuple[Form, ...] = (Form("scaled logits and probabilities", deciders),)
+EXCESS: tuple[Form, ...] = (Form("from the heavy end", excess), Form("from the light end", excess_from_light_end))
 FORMS: tuple[Form, ...] = (Form("divided", logits_filter), Form("times the reciprocal", _by_reciprocal))

@@ -4,6 +4,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from assay.numbers.bound import freely_chosen
 from assay.numbers.forms import Form
 
 
@@ -37,4 +38,17 @@ def sampler(logits: Tensor, *, seed: int, num_samples: int) -> Tensor:
     return torch.searchsorted(mass, drawn, right=True).clamp(max=int(last))
 
 
+def probabilities(logits: Tensor) -> Tensor:
+    """Softmax (V,): the probabilities that a sampler works with."""
+    e = torch.exp(logits - freely_chosen(logits.amax(-1, keepdim=True)))
+    return e / e.sum(-1, keepdim=True)
+
+
+def by_running_sum(logits: Tensor) -> Tensor:
+    """Differences of the running sum, which is what inversion draws by."""
+    mass = torch.cumsum(probabilities(logits), -1)
+    return torch.cat([mass[:1], mass[1:] - mass[:-1]])
+
+
+PROBABILITIES: tuple[Form, ...] = (Form("softmax", probabilities), Form("steps of the running sum", by_running_sum))
 FORMS: tuple[Form, ...] = (Form("inversion of the running sum", sampler),)
