@@ -250,7 +250,7 @@ class Cases:
                 if value != sizes[rule]:
                     return False
             elif name in sizes or name in configuration.flags:
-                if value not in _chosen(rule, (value,)):
+                if not (rule(value) if callable(rule) else value in _chosen(rule, (value,))):
                     return False
         return True
 
@@ -260,18 +260,26 @@ class Cases:
         rows = min(BOUNDARY, max(len(choices) for choices in options.values()))
         found: dict[str, Configuration] = {}
         for row in range(rows):
-            picked = {name: choices[(row * _stride(name, len(choices)) + row // len(choices)) % len(choices)]
-                      for name, choices in options.items()}
+            picked = {name: choices[_walk(name, len(choices), row)] for name, choices in options.items()}
             made = self.make(picked, row, claims, given)
             if made is not None:
                 found.setdefault(made.key(), made)
         return list(found.values())
 
     def strategy(self, claims: Declaration, given: Mapping[str, Any]) -> st.SearchStrategy[Configuration | None]:
-        """hypothesis' view of the same options; None for combinations that cannot be."""
+        """hypothesis' view of the same options; None for combinations that cannot be.
+
+        One draw of bytes, a byte for each name and two for the seed: a draw of its own for each name costs more than the
+        example itself. Byte 0 is the simplest option.
+        """
         options = self.options(claims, given)
-        picked = st.fixed_dictionaries({name: st.sampled_from(choices) for name, choices in options.items()})
-        return st.builds(lambda p, seed: self.make(p, seed, claims, given), picked, st.integers(0, SEEDS - 1))
+
+        def decoded(drawn: bytes) -> Configuration | None:
+            picked = {name: choices[byte % len(choices)] for (name, choices), byte in zip(options.items(), drawn, strict=False)}
+            return self.make(picked, int.from_bytes(drawn[-2:], "big"), claims, given)
+
+        size = len(options) + 2
+        return st.binary(min_size=size, max_size=size).map(decoded)
 
     def simpler(self, configuration: Configuration, claims: Declaration,
                 given: Mapping[str, Any]) -> Iterator[Configuration]:
@@ -304,13 +312,11 @@ def _chosen(rule: Any, choices: tuple[Any, ...]) -> tuple[Any, ...]:
     return (rule,)
 
 
-def _stride(name: str, count: int) -> int:
-    """A step coprime to `count`, its own for every name, so that the boundary walk mixes the options."""
-    start = 1 + hashlib.sha256(name.encode()).digest()[0] % count
-    return next(step for step in range(start, start + count + 1) if _coprime(step, count))
-
-
-def _coprime(a: int, b: int) -> bool:
-    while b:
-        a, b = b, a % b
-    return a == 1
+def _walk(name: str, count: int, row: int) -> int:
+    """Which option of a name a row of the boundary walk takes: the simplest first, then every option once a block, in an order
+    of its own for each name and block, so that no two names move together."""
+    if row == 0:
+        return 0
+    block, place = divmod(row - 1, count)
+    order = sorted(range(count), key=lambda option: hashlib.sha256(f"{name}/{block}/{option}".encode()).digest())
+    return order[place]

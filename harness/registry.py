@@ -135,6 +135,7 @@ def get(kind: str, name: str) -> Callable[..., Any]:
     raise UsageError(unknown(f"implementation of {kind}", name, implementations(kind)))
 
 
+@cache
 def reference(kind: str) -> ModuleType:
     """The module with the kind's formula: a function of the kind's name, and FORMS."""
     kind_named(kind)
@@ -144,6 +145,7 @@ def reference(kind: str) -> ModuleType:
     return importlib.import_module(module)
 
 
+@cache
 def forms(kind: str) -> tuple[Form, ...]:
     """The legitimate ways to evaluate the kind's formula."""
     found: Sequence[Form] = getattr(reference(kind), "FORMS", ())
