@@ -25,7 +25,7 @@ from assay.cases import Cases, Configuration, Example, draw_values
 from assay.contract.declaration import Declaration
 from assay.contract.kinds import KINDS
 from assay.run import doctor
-from assay.run.hosting_types import Call
+from assay.hosting import Call
 from assay.run.hosts import LocalHost
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -17,11 +17,18 @@ Implementation = Callable[..., Any]
 
 
 def mapped(result: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The result with its first floating tensor changed."""
+    """The result with its first tensor changed, floating or whole numbers."""
     if isinstance(result, Tensor):
-        return change(result) if result.is_floating_point() else result
+        return change(result)
     first, *rest = result
     return (mapped(first, change), *rest)
+
+
+def off_by(out: Tensor, scale: float) -> Tensor:
+    """out · scale; whole numbers are turned round in place of being scaled."""
+    if out.is_floating_point():
+        return out * scale
+    return out if scale == 1.0 else out.flip(-1)
 
 
 def first_tensor(arguments: Mapping[str, Any]) -> tuple[str, Tensor] | None:
@@ -77,14 +84,14 @@ def strides_ignored(right: Implementation, arguments: dict[str, Any]) -> Any:
 def wrong_without_gradients(right: Implementation, arguments: dict[str, Any]) -> Any:
     """The path for inference is off by an eighth."""
     scale = 1.0 if torch.is_grad_enabled() else 1.125
-    return mapped(right(**arguments), lambda out: out * scale)
+    return mapped(right(**arguments), lambda out: off_by(out, scale))
 
 
 def every_second_call(right: Implementation, arguments: dict[str, Any], state: dict[Any, Any]) -> Any:
     """Every second call is off by an eighth."""
     state["calls"] = state.get("calls", 0) + 1
     scale = 1.125 if state["calls"] % 2 == 0 else 1.0
-    return mapped(right(**arguments), lambda out: out * scale)
+    return mapped(right(**arguments), lambda out: off_by(out, scale))
 
 
 def remembered_by_shape(right: Implementation, arguments: dict[str, Any], state: dict[Any, Any]) -> Any:

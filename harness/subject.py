@@ -21,8 +21,8 @@ from assay.numbers.bound import Bounded
 from assay.numbers.evaluate import Evaluation, evaluate
 from assay.numbers.forms import Form
 from assay.numbers.sampled import FEWER, RUNS, sampled
-from assay.run.hosting_types import Answer, Call, Host, Recipe
-from assay.run.recipes import build
+from assay.hosting import Answer, Call, Host, Recipe
+from assay.recipes import build
 
 CACHED = 64  # reference evaluations kept: properties of one kind share configurations
 

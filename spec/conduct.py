@@ -10,7 +10,7 @@ import torch
 from assay.cases import Cases, Example
 from assay.ledger import fact, identical
 from assay.properties import CONDUCT, Specification
-from assay.run.hosting_types import Answer
+from assay.hosting import Answer
 from assay.subject import Subject
 
 LAYOUTS = ("transposed", "sliced", "offset", "expanded", "head_last")
@@ -80,6 +80,10 @@ def _form(subject: Subject, example: Example) -> None:
                 allowed = {"float32", "float64"}  # no input has a type to follow: float32 or wider
             fact(facts.dtype in allowed, f"{name} is {facts.dtype}", got=facts.dtype, expected=" or ".join(sorted(allowed)),
                  check=f"type of {name}")
+        elif isinstance(want, torch.Tensor):
+            whole = str(want.dtype).startswith(("torch.int", "torch.uint"))
+            fact(("int" in facts.dtype) == whole, f"{name} comes as {facts.dtype}", got=facts.dtype,
+                 expected="integers" if whole else str(want.dtype).removeprefix("torch."), check=f"type of {name}")
         fact(facts.device.split(":")[0] == subject.device.split(":")[0], f"{name} is on {facts.device}", got=facts.device,
              expected=subject.device, check=f"device of {name}")
         fact(facts.is_plain_tensor, f"{name} is a tensor subclass or no tensor", check=f"{name} is a plain tensor")
@@ -124,8 +128,12 @@ def _written(subject: Subject, example: Example) -> None:
         if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.is_floating_point():
             fact(not bool((other.isnan() & ~one.isnan()).any()), "elements come out as NaN when fresh memory is filled with NaN",
                  check="no element is left unwritten", decided=one.numel() > 0)
+        elif isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape:
+            repeatable = subject.conventions.get("repeatability", "bitwise") == "bitwise"
+            fact(torch.equal(one, other) or not repeatable, "elements change when fresh memory is filled with a pattern",
+                 check="no element is left unwritten", decided=one.numel() > 0 and repeatable)
         else:
-            fact(True, "", check="no floating result", decided=False)
+            fact(True, "", check="no tensor", decided=False)
 
 
 def _state(subject: Subject, example: Example) -> None:

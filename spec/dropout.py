@@ -17,7 +17,7 @@ from assay.ledger import fact, identical, statistic
 from assay.numbers.bound import Bounded
 from assay.numbers.evaluate import evaluate
 from assay.properties import Specification
-from assay.run.hosting_types import Answer
+from assay.hosting import Answer
 from assay.spec.conduct import add_conduct
 from assay.subject import Subject
 

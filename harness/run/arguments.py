@@ -11,9 +11,9 @@ import torch
 from assay.contract.declaration import Declaration
 from assay.contract.kinds import KINDS
 from assay.errors import HarnessError, NotClaimedError
-from assay.run.hosting_types import Call, Handle, Recipe
+from assay.hosting import Call, Handle, Recipe
 from assay.run.layouts import Placed, place
-from assay.run.recipes import build
+from assay.recipes import build
 
 
 @dataclass

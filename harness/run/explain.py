@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from assay.run.hosting_types import Recipe
+from assay.hosting import Recipe
 
 if TYPE_CHECKING:
     from assay.run.judge import Trial, Tried

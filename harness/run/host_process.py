@@ -16,7 +16,7 @@ import torch
 from assay.contract import loading
 from assay.errors import AssayError, UsageError
 from assay.run import wire
-from assay.run.hosting_types import Answer, Call
+from assay.hosting import Answer, Call
 from assay.run.instances import Instances
 
 MEMORY_SHARE = 0.75

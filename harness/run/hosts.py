@@ -27,7 +27,7 @@ from assay.errors import (
     UsageError,
 )
 from assay.run import wire
-from assay.run.hosting_types import Answer, Call, OutputFacts, Refusal
+from assay.hosting import Answer, Call, OutputFacts, Refusal
 from assay.run.instances import Instances
 from assay.run.perform import clean
 from assay.run.zygote import FOR_HOSTS

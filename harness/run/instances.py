@@ -14,7 +14,7 @@ from assay.contract.kinds import KINDS
 from assay.errors import HarnessError
 from assay.run.arguments import Arguments, Kept, bind
 from assay.run.conduct import Conduct
-from assay.run.hosting_types import Answer, Call
+from assay.hosting import Answer, Call
 from assay.run.perform import perform
 
 

@@ -18,7 +18,7 @@ from assay.ledger import Decision, Ledger, open_ledger
 from assay.properties import Property
 from assay.run import events
 from assay.run.explain import failure_fields
-from assay.run.hosting_types import Answer, Call, Host
+from assay.hosting import Answer, Call, Host
 from assay.run.plan import CaseSpec
 from assay.subject import CACHED, Evaluations, Subject
 

@@ -12,7 +12,7 @@ from assay.contract.declaration import Declaration
 from assay.errors import AssayError, HarnessError
 from assay.properties import Property
 from assay.run import events, wire
-from assay.run.hosting_types import Host
+from assay.hosting import Host
 from assay.run.hosts import LocalHost, RemoteHost
 from assay.run.judge import Judge, Settings
 from assay.run.plan import CaseSpec

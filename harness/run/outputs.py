@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from assay.run.arguments import Kept
-from assay.run.hosting_types import OutputFacts
+from assay.hosting import OutputFacts
 from assay.run.layouts import Placed
 
 _DEPTH = 8  # nesting of plain values that is sent; nothing in the contract nests deeper than 2

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from assay.run.arguments import Arguments, Kept
 from assay.run.conduct import Conduct
 from assay.run.counting import Counter, declared
-from assay.run.hosting_types import Answer, Call, Refusal
+from assay.hosting import Answer, Call, Refusal
 from assay.run.outputs import Ship, facts_of
 
 MESSAGE_LIMIT = 2000

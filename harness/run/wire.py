@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from assay.errors import HostCrashedError
-from assay.run.hosting_types import Answer, Call, Handle, OutputFacts, Recipe, Refusal
+from assay.hosting import Answer, Call, Handle, OutputFacts, Recipe, Refusal
 
 PREFIX = struct.Struct("<4sQQ")  # mark, bytes of the header, bytes of the body
 MARK = b"asy1"
@@ -44,7 +44,7 @@ def garbled(why: str) -> HostCrashedError:
 # -- sending
 
 def send(channel: socket.socket, value: Any, deadline: float | None = None) -> None:
-    """Send one value: tensors, plain JSON values, dicts, lists, tuples and the records of `hosting_types`."""
+    """Send one value: tensors, plain JSON values, dicts, lists, tuples and the records of `assay.hosting`."""
     tensors: list[torch.Tensor] = []
     tree = _encode(value, tensors)
     table, chunks, size = [], [], 0

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from assay.errors import HostCrashedError, HostError, HostTimeoutError, NotClaimedError, UsageError
-from assay.run.hosting_types import Answer, Call
+from assay.hosting import Answer, Call
 from assay.run.hosts import RemoteHost, Zygote
 from assay.run.zygote import FOR_HOSTS
 
@@ -199,7 +199,7 @@ def test_an_import_that_hangs_is_a_timeout(zygote: Zygote, tmp_path: Path) -> No
 
 PARENT = """
 import sys, torch
-from assay.run.hosting_types import Call
+from assay.hosting import Call
 from assay.run.hosts import RemoteHost, Zygote
 from assay.run.zygote import FOR_HOSTS
 zygote = Zygote(FOR_HOSTS)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from assay.errors import HarnessError
-from assay.run.hosting_types import Call, Handle
+from assay.hosting import Call, Handle
 from assay.run.hosts import RemoteHost, Zygote
 
 MODELS = str(Path(__file__).with_name("model_kernels.py"))

@@ -14,7 +14,7 @@ import torch
 from assay.contract.declaration import declare
 from assay.errors import HarnessError
 from assay.run.conduct import Conduct
-from assay.run.hosting_types import Answer, Call, Recipe
+from assay.hosting import Answer, Call, Recipe
 from assay.run.hosts import LocalHost
 from assay.run.layouts import LAYOUTS
 

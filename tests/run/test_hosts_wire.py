@@ -14,7 +14,7 @@ import torch
 
 from assay.errors import HostCrashedError
 from assay.run import wire
-from assay.run.hosting_types import Answer, Call, Handle, OutputFacts, Recipe, Refusal
+from assay.hosting import Answer, Call, Handle, OutputFacts, Recipe, Refusal
 
 Pair = tuple[socket.socket, socket.socket]
 

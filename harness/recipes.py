@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from assay.run.hosting_types import Recipe
+from assay.hosting import Recipe
 
 Map = Callable[[torch.Tensor], torch.Tensor]
 
