@@ -159,11 +159,16 @@ _planted("momentum_the_other_way", "Momentum weighs the old value, undeclared.",
 _planted("like_layer_norm", "Statistics over the features of each row.", _like_layer_norm)
 _planted("batch_statistics_in_evaluation", "Evaluation normalises by the batch.", _batch_in_evaluation)
 _planted("running_statistics_in_training", "Training normalises by the running statistics.", _running_in_training)
+_planted("evaluation_in_training", "Training normalises by the running statistics as they were.",
+         lambda x, w, b, m, v, training, mo, e: (
+             _right(x, w, b, m, v, False, mo, e)[0], *_right(x, w, b, m, v, training, mo, e)[1:]))
 _planted("updates_in_evaluation", "Evaluation moves the running statistics.", _updates_in_evaluation)
 _planted("running_not_updated", "Training leaves the running statistics as they were.", _running_not_updated)
 _planted("epsilon_beside_the_deviation", "eps is added to the deviation.", _epsilon_outside)
 _planted("epsilon_ignored", "Always 1e-5.",
          lambda x, w, b, m, v, training, mo, e: _right(x, w, b, m, v, training, mo, 1e-5))
+_planted("epsilon_left_out", "No eps at all, as the note has it (erratum E9).",
+         lambda x, w, b, m, v, training, mo, e: _right(x, w, b, m, v, training, mo, 0.0))
 _planted("one_row_gives_nan", "One row in training gives NaN.", _one_row_gives_nan)
 _planted("weight_left_out", "The weight is not applied.",
          lambda x, w, *rest: _right(x, torch.ones_like(w), *rest))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from assay.numbers.bound import freely_chosen
 from assay.numbers.forms import Form
 
 _BatchNormResult = tuple[Tensor, Tensor, Tensor]
@@ -38,7 +39,7 @@ def batch_norm(
     """
     _check(x, training, bn_momentum, bn_variance)
     if not training:
-        return (x - running_mean) / torch.sqrt(running_var + eps) * weight + bias, running_mean, running_var
+        return (x - running_mean) / torch.sqrt(running_var + eps) * weight + bias, running_mean.clone(), running_var.clone()
     mean = x.sum(0) / x.shape[0]
     deviation = x - mean
     variance = (deviation * deviation).sum(0) / x.shape[0]
@@ -79,7 +80,7 @@ def _affine(
     """x·a + b with a = weight/√(σ² + eps), b = bias − μ·a; running ← running + share·(batch − running)."""
     _check(x, training, bn_momentum, bn_variance)
     mean, variance, rows = running_mean, running_var, x.shape[0]
-    after = (running_mean, running_var)
+    after = (running_mean.clone(), running_var.clone())
     if training:
         mean = x.sum(0) / rows
         squares = ((x - mean) * (x - mean)).sum(0)
@@ -90,7 +91,8 @@ def _affine(
             running_mean + share * (mean.detach() - running_mean), running_var + share * (batch.detach() - running_var),
         )
     a = weight * (1 / torch.sqrt(variance + eps))
-    return x * a + (bias - mean * a), *after
+    given = freely_chosen(a)  # both products round, but an error of a moves their sum by (x − mean) times it
+    return x * given + (bias - mean * given) + (x - mean) * (a - given), *after
 
 
 def _saved_backward(

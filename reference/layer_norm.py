@@ -56,10 +56,11 @@ def _reciprocal(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tenso
 def _welford(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
     """Welford: M2 = Σ_k (x_k − mean_{k−1})(x_k − mean_k), with the running means written as cumulative sums.
 
-    The first term is exactly 0, for the mean of one number is that number.
+    The first term is exactly 0, for the mean of one number is that number. Running means round also where sums are exact, on
+    integers: so sums are those of thirds.
     """
     count = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype)
-    means = x.cumsum(-1) / count
+    means = (x / 3).cumsum(-1) / (count / 3)
     m2 = ((x[..., 1:] - means[..., :-1]) * (x[..., 1:] - means[..., 1:])).sum(-1, keepdim=True)
     r = 1 / torch.sqrt(m2 / x.shape[-1] + eps)
     return (x - means[..., -1:]) * r * weight + bias

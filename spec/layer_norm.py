@@ -155,20 +155,12 @@ def undoing(example: Example) -> tuple[Example, torch.Tensor]:
 
 
 @spec.holds("LN-6", kills=("constant_tokens_give_zero", "epsilon_left_out", "without_bias"), rests_on=(conduct["form"],),
-            given={**SOME, "token": "equal", "C": (2, 1, 4, 8, 16, 64), "eps": USUAL_EPS, "weights": "drawn",
-                   "size": ("unit", "large")})
-def constant_token_gives_the_bias(layer_norm: Subject, example: Example) -> None:
-    """A token whose features are all equal gives exactly the bias: the sum of 2^k equal features is exact."""
-    equal = (example.x == example.x[..., :1]).all(-1)
-    out = layer_norm(**example)
-    bias = example.bias.double().expand(out.value.shape)
-    assert identical(out.value[equal], bias[equal], witness=bool((bias != 0).any()))
-
-
-@spec.holds("LN-6", kills=("constant_tokens_give_zero", "epsilon_left_out"), rests_on=(conduct["form"],),
             given={**SOME, "token": "equal", "eps": USUAL_EPS, "weights": "drawn"})
-def constant_token_gives_the_bias_within_the_bound(layer_norm: Subject, example: Example) -> None:
-    """A token whose features are all equal gives the bias within the bound, for any number of features."""
+def constant_token_gives_the_bias(layer_norm: Subject, example: Example) -> None:
+    """A token whose features are all equal gives the bias, within the rounding of its mean.
+
+    Not bit for bit even where the sum is exact: x·r − mean·r in one fused multiply-add leaves the rounding of one product.
+    """
     equal = (example.x == example.x[..., :1]).all(-1)
     out = layer_norm(**example)
     assert out[equal] == exactly(example.bias).expand(out.shape)[equal]

@@ -21,7 +21,7 @@ class NormCases(Cases):
     token: as drawn, all features equal, or all zero.
     """
 
-    dims = {"C": (4, 3, 2, 1, 5, 7, 8, 16, 17, 31, 33, 64, 65, 127, 129, 257, 1025), "T": (3, 2, 1, 5, 0), "B": (2, 1, 3, 0)}
+    dims = {"C": (4, 3, 2, 1, 5, 6, 7, 8, 9, 16, 17, 33, 64, 129, 257, 1025), "T": (3, 2, 1, 5, 0), "B": (2, 1, 3, 0)}
     flags = {
         "rank": ("tokens", "batch", "vector", "deep"), "eps": (1e-5, 1e-6, 0.5, 1e-3, 1e-12),
         "size": ("unit", "root_eps", "below_eps", "large"), "token": ("drawn", "equal", "zero"),
