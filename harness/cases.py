@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -35,14 +36,17 @@ class Configuration:
     family: str = "integers"  # value family
     layout: str = "contiguous"  # memory layout of the tensors
     seed: int = 0
+    values: Mapping[str, Any] = field(default_factory=dict)  # argument -> nested lists that replace what the seed gives
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "dims": dict(self.dims), "flags": dict(self.flags), "family": self.family,
+        told = {"kind": self.kind, "dims": dict(self.dims), "flags": dict(self.flags), "family": self.family,
                 "layout": self.layout, "seed": self.seed}
+        return told | ({"values": dict(self.values)} if self.values else {})
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Configuration:
-        return cls(data["kind"], dict(data["dims"]), dict(data["flags"]), data["family"], data["layout"], data["seed"])
+        return cls(data["kind"], dict(data["dims"]), dict(data["flags"]), data["family"], data["layout"], data["seed"],
+                   dict(data.get("values", {})))
 
     def key(self) -> str:
         """Canonical text: equal for equal configurations."""
@@ -52,13 +56,25 @@ class Configuration:
         """A copy with dims, flags, family, layout or seed changed by name."""
         dims, flags, own = dict(self.dims), dict(self.flags), {}
         for name, value in changes.items():
-            if name in ("family", "layout", "seed"):
+            if name in ("family", "layout", "seed", "values"):
                 own[name] = value
             elif name in dims:
                 dims[name] = value
             else:
                 flags[name] = value
         return replace(self, dims=dims, flags=flags, **own)
+
+
+def numbers(nested: Any) -> Any:
+    """Nested lists of floats out of nested lists of JSON numbers and the words Infinity, -Infinity, NaN."""
+    return [numbers(part) for part in nested] if isinstance(nested, list) else float(nested)
+
+
+def words(nested: Any) -> Any:
+    """The inverse: what JSON has no number for as words."""
+    if isinstance(nested, list):
+        return [words(part) for part in nested]
+    return nested if math.isfinite(nested) else "NaN" if math.isnan(nested) else "Infinity" if nested > 0 else "-Infinity"
 
 
 def generator(seed: int, label: str) -> torch.Generator:
@@ -194,6 +210,16 @@ class Cases:
     def build(self, configuration: Configuration, dtype: torch.dtype) -> Example:
         """The example of a configuration, values rounded to `dtype`."""
         raise NotImplementedError(f"{type(self).__name__} must define build()")
+
+    def example(self, configuration: Configuration, dtype: torch.dtype) -> Example:
+        """The example, with the tensors that the configuration gives outright in place of the drawn ones."""
+        made = self.build(configuration, dtype)
+        given = {}
+        for name, values in configuration.values.items():
+            drawn = made.arguments.get(name)
+            if isinstance(drawn, torch.Tensor):
+                given[name] = torch.tensor(numbers(values), dtype=torch.float64).to(drawn.dtype).reshape(drawn.shape)
+        return made.but(**given) if given else made
 
     # -------------------------------------------------------------------------------------------- options
     def options(self, claims: Declaration, given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:

@@ -68,6 +68,7 @@ def _counterexample(failed: Tried) -> dict[str, Any]:
     return {
         "dims": dict(configuration.dims), "flags": dict(configuration.flags), "seed": configuration.seed,
         "family": configuration.family, "layout": configuration.layout,
+        **({"values": dict(configuration.values)} if configuration.values else {}),
         "arguments": {name: describe(value) for name, value in failed.arguments.items()},
     }
 

@@ -20,10 +20,11 @@ from assay.run import events
 from assay.run.explain import failure_fields
 from assay.hosting import Answer, Call, Host
 from assay.run.plan import CaseSpec
+from assay.run.simplify import simplify
 from assay.subject import CACHED, Evaluations, Subject
 
 DRAWN = {"quick": 5, "standard": 20, "deep": 1000}
-SHRINK_TRIES = 150  # configurations tried while shrinking one failure
+SHRINK_TRIES = 80  # configurations tried while shrinking one failure
 CRASH_TRIES = 12  # the same when each try costs a new host process
 
 
@@ -185,7 +186,7 @@ class Trial:
     def run(self, configuration: Configuration) -> Tried:
         """One example on the implementation as it stands."""
         self.judge.progress(configuration.key())
-        example = self.prop.cases.build(configuration, self.dtype)
+        example = self.prop.cases.example(configuration, self.dtype)
         return self.run_example(configuration, example)
 
     def run_example(self, configuration: Configuration, example: Example) -> Tried:
@@ -269,7 +270,9 @@ class Trial:
         self.host.close()  # the next call gets a fresh process, where there is one
         again = self.run(failed.configuration)
         repeats = again.outcome == "wrong"
-        smallest = self.shrink(again if repeats else failed) if repeats else failed
+        smallest = self.shrink(again) if repeats else failed
+        if repeats:
+            smallest = simplify(smallest, smallest.arguments, self.run, self.judge.settings.shrink_tries)
         notes = [] if repeats else ["the same input was right when run again alone: the failure depends on earlier calls or "
                                     "on chance"]
         return failure_fields(self, smallest, notes)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from assay import registry
-from assay.cases import FAMILIES, LAYOUTS, Cases, Configuration
+from assay.cases import FAMILIES, LAYOUTS, Cases, Configuration, numbers
 from assay.contract.declaration import Declaration
 from assay.contract.kinds import quoted, unknown
 from assay.errors import UsageError
@@ -113,7 +113,8 @@ def read_example(text: str, prop: Property) -> Configuration:
         raise UsageError(f"example={quoted(text)} must be JSON, got {error}") from None
     if not isinstance(data, dict):
         raise UsageError(f"example={quoted(text)} must be an object with {', '.join(FIELDS)}")
-    missing, more = [name for name in FIELDS if name not in data], [name for name in data if name not in FIELDS]
+    missing = [name for name in FIELDS if name not in data]
+    more = [name for name in data if name not in (*FIELDS, "values")]
     if missing or more:
         what = f"lacks {missing[0]}" if missing else f"has an unknown {quoted(more[0])}"
         raise UsageError(f"example={quoted(text)} {what}; it must have exactly {', '.join(FIELDS)}")
@@ -127,7 +128,26 @@ def read_example(text: str, prop: Property) -> Configuration:
     _one_of("layout", data["layout"], {*cases.layouts, *LAYOUTS})
     if type(data["seed"]) is not int or data["seed"] < 0:
         raise UsageError(f"example: seed={quoted(data['seed'])} must be a whole number, 0 or more")
-    return Configuration(prop.kind, dims, flags, data["family"], data["layout"], data["seed"])
+    values = data.get("values", {})
+    made = Configuration(prop.kind, dims, flags, data["family"], data["layout"], data["seed"], values)
+    _values(values, made, cases)
+    return made
+
+
+def _values(values: Any, made: Configuration, cases: Cases) -> None:
+    """Tensors given outright: nested lists of numbers that fit their argument."""
+    if not isinstance(values, dict):
+        raise UsageError(f"example: values={quoted(values)} must be an object of nested lists by argument name")
+    drawn = cases.build(replace(made, values={}), torch.float32).arguments
+    for name, given in values.items():
+        if not isinstance(drawn.get(name), torch.Tensor):
+            raise UsageError(f"example: values: {unknown('argument', name, drawn)}")
+        try:
+            fits = torch.tensor(numbers(given), dtype=torch.float64).numel() == drawn[name].numel()
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
+            raise UsageError(f"example: values: {name} must be nested lists of {drawn[name].numel()} numbers")
 
 
 def _dims(data: Any, cases: Cases) -> dict[str, int]:

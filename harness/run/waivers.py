@@ -25,7 +25,7 @@ from assay.run.pool import Job
 FILE_NAME = "waivers.json"
 MAX_BYTES = 16 * 2**20
 DAYS = 90  # what a proposed waiver is given
-PINNED = ("kind", "dims", "flags", "family", "layout", "seed")  # what rebuilds an example
+PINNED = ("kind", "dims", "flags", "family", "layout", "seed", "values")  # what rebuilds an example
 
 
 @dataclass(frozen=True)
