@@ -145,7 +145,7 @@ def _ratio(gap: torch.Tensor, bar: torch.Tensor, same: torch.Tensor) -> float:
     if gap.numel() == 0:
         return 0.0
     ratio = torch.where(same, 0.0, gap / bar)
-    return float(ratio.nan_to_num(nan=math.inf).max())
+    return float(ratio.nan_to_num(nan=math.inf, posinf=math.inf).max())
 
 
 def _vacuous(got: torch.Tensor, expected: torch.Tensor, bar: torch.Tensor, *, constant: bool) -> str:
@@ -168,7 +168,7 @@ def _vacuous(got: torch.Tensor, expected: torch.Tensor, bar: torch.Tensor, *, co
 def _describe(wrong: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, bar: torch.Tensor,
               gap: torch.Tensor) -> Failure:
     """The worst element of a failed comparison, and how many are wrong."""
-    excess = torch.where(wrong, (gap / bar.clamp_min(1e-300)).nan_to_num(nan=math.inf), -1.0)
+    excess = torch.where(wrong, (gap / bar.clamp_min(1e-300)).nan_to_num(nan=math.inf, posinf=math.inf), -1.0)
     flat = int(excess.reshape(-1).argmax())
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), got.shape)) if got.dim() else ()
     at = (lambda t: float(t.reshape(-1)[flat])) if got.dim() else float
