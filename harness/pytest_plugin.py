@@ -7,6 +7,7 @@ somebody's test modules. Elsewhere this plugin does nothing.
 """
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -65,7 +66,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
         for name, how, text in OPTIONS:
             try:
                 group.addoption(f"--{name}", dest=f"assay_{name}", help=f"as --assay-{name}: {text}", **how)
-            except ValueError:
+            except (ValueError, argparse.ArgumentError):
                 continue
     return result
 
@@ -156,7 +157,7 @@ def _specification(parent: pytest.Collector, path: Path) -> pytest.Collector:
 
 def _inside(path: Path) -> bool:
     """Whether a path is the specification's folder, or in it."""
-    return SPEC == path or SPEC in path.parents
+    return path == SPEC or SPEC in path.parents
 
 
 def _wanted(config: pytest.Config) -> bool:
@@ -202,7 +203,7 @@ class CaseItem(pytest.Item):
         from assay.run.api import outcome_of
 
         result = self._known if self._case is None else _units(self.config).result(self._case)
-        assert result is not None  # noqa: S101 - one of the two is given
+        assert result is not None
         self.user_properties += [("status", result["status"]), ("statements", ", ".join(result["statements"]))]
         outcome = outcome_of(result["status"])
         if outcome == "skipped":

@@ -51,7 +51,7 @@ class Units:
         """The plan; made once."""
         if self._planned is None:
             targets = self.targets()
-            assert self._session is not None  # noqa: S101 - `targets` made it
+            assert self._session is not None
             self._planned, self.mine = self._session.plan(targets)
         return self._planned
 
@@ -99,7 +99,7 @@ class Units:
 
     def _make_bench(self) -> Bench:
         targets = self.targets()
-        assert self._session is not None  # noqa: S101 - `targets` made it
+        assert self._session is not None
         messages = [{**target.message(), "declared": list(target.declarations)} if not target.isolated else target.message()
                     for target in targets if target.declarations]
         self._bench = Bench(messages, self.request.settings, self._session.address)

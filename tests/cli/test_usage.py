@@ -119,6 +119,6 @@ def test_new_writes_an_adapter_that_loads(tmp_path: Path, assay: Call) -> None:
 
     for kind in kinds():
         assert assay("new", kind, "--out", tmp_path)[0] == 0
-        if not (kind in ("causal_lm", "tokenizer")):
+        if kind not in ("causal_lm", "tokenizer"):
             assert load(str(tmp_path / f"assay_{kind}.py"))[0].name == "mine"
     refused(assay, ["new", "softmax", "--out", str(tmp_path)], "already")
