@@ -130,7 +130,7 @@ def gradients_are_the_formula(ffn: Subject, example: Example) -> None:
             given={"C": 1, "F": 1, "biases": "none", "flat": True, "family": "normal"}, dtypes=("float64", "float32"))
 def activation_has_its_values(ffn: Subject, example: Example) -> None:
     """Through weights of 1, the activation takes its known values, at ±2.7 (where exact and tanh GELU part) and far out too."""
-    points = torch.tensor([-4096.0, -100.0, -8.0, -2.75, -1.0, -0.5, 0.0, 0.125, 0.5, 1.0, 2.75, 8.0, 100.0, 4096.0],
+    points = torch.tensor([-100.0, -8.0, -2.75, -1.0, -0.5, 0.0, 0.125, 0.5, 1.0, 2.75, 8.0, 100.0],
                           dtype=example.dtype)[:, None]
     one = torch.ones(1, 1, dtype=example.dtype)
     assert ffn(**example.but(x=points, w_in=one, w_out=one)) == even_part(points.double(), example.activation) / 2 + points / 2
