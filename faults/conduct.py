@@ -25,10 +25,10 @@ def mapped(result: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def off_by(out: Tensor, scale: float) -> Tensor:
-    """out · scale; whole numbers are turned round in place of being scaled."""
+    """out · scale; whole numbers are one too high in place of being scaled."""
     if out.is_floating_point():
         return out * scale
-    return out if scale == 1.0 else out.flip(-1)
+    return out if scale == 1.0 else out + 1
 
 
 def first_tensor(arguments: Mapping[str, Any]) -> tuple[str, Tensor] | None:

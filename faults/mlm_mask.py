@@ -209,6 +209,11 @@ def ids_overwritten(c: Call) -> Masked:
     return ids, labels
 
 
+@planted(fault, "one by one where a fixed count is declared", conventions={"mlm_choice": "count"})
+def count_unsteady(c: Call) -> Masked:
+    return hidden(c, c.choice())
+
+
 _COUNT = [0]
 
 
@@ -226,3 +231,10 @@ def drawn_backward(c: Call) -> Masked:
 @planted(benign, "80/10/10, as declared", conventions={"mlm_replace": "bert"})
 def eighty_ten_ten(c: Call) -> Masked:
     return replaced(c, 0.1, 0.1, c.vocab_size)
+
+
+@planted(benign, "a fixed count a row, as declared", conventions={"mlm_choice": "count"})
+def count_declared(c: Call) -> Masked:
+    eligible = ~c.special.bool()
+    rank = torch.where(eligible, c.uniform(), 2.0).argsort(-1).argsort(-1)
+    return hidden(c, eligible & (rank < (c.p * eligible.sum(-1, keepdim=True)).floor().clamp(min=1)))

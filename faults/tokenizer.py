@@ -124,6 +124,16 @@ class MarkerKept(Bytes):
         return [32, *super().encode(text)]
 
 
+@planted(fault, "every second call puts a space in front")
+class EncodingDrifts(Bytes):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def encode(self, text: str) -> list[int]:
+        self.calls += 1
+        return super().encode(" " * (self.calls % 2) + text)
+
+
 @planted(fault, "the mask is inverted")
 class MaskInverted(Bytes):
     def pad(self, sequences: list[list[int]], *, length: int | None = None, side: str = "right",

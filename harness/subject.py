@@ -205,6 +205,18 @@ class Subject:
             raise NotExercisedError("no product of this implementation can be counted: declare cost=")
         return counted
 
+    # ------------------------------------------------------------------------------------------------ objects
+    def method(self, name: str, *args: Any, seed: int = 0, instance: int = 0, **arguments: Any) -> Any:
+        """What a method (or attribute) of the object that a factory made gives: one result, or a tuple of several.
+
+        Arguments are handed over as they are written here, by position or by name.
+        """
+        positional = {str(place): value for place, value in enumerate(args)}
+        answer = self.host.call(Call(self.kind.name, self.declaration.name, {**positional, **arguments}, device=self.device,
+                                     method=name, seed=seed, instance=instance))
+        self._returned(answer)
+        return answer.outputs if answer.structure == "tuple" else answer.outputs[0] if answer.outputs else None
+
     # ------------------------------------------------------------------------------------------------ refusals
     def refuses(self, *args: Any, **arguments: Any) -> ledger.Decision:
         """Right when the call is refused with any message; a result, of any sort, is wrong."""
@@ -226,9 +238,14 @@ class Subject:
                **arguments: Any) -> Answer:
         """What the host observed, when the call did not raise; raising ends the example."""
         answer = self._call(arguments, _wrt, _upstream, count=_count)
+        self._returned(answer)
+        return answer
+
+    def _returned(self, answer: Answer) -> None:
+        """End the example where the call raised."""
         refusal = answer.refusal
         if refusal is None:
-            return answer
+            return
         if refusal.not_implemented:
             raise NotSupportedError(refusal.message)
         if refusal.out_of_memory:

@@ -69,4 +69,12 @@ def _check(ids: Tensor, special: Tensor, mask_id: int, vocab_size: int, p: float
         raise ValueError(f"mlm_replace={replace!r} must be 'mask_only' or 'bert', got {replace!r}; choose one of them")
 
 
-FORMS: tuple[Form, ...] = (Form("as written", mlm_mask),)
+def outline(
+    ids: Tensor, special: Tensor, *, mask_id: int, vocab_size: int, p: float = 0.15, seed: int,
+    mlm_choice: str = "bernoulli", mlm_replace: str = "mask_only",
+) -> tuple[Tensor, Tensor]:
+    """The form of a result: which tokens are chosen is chance, and judged as such."""
+    return torch.zeros_like(ids), torch.zeros_like(ids)
+
+
+FORMS: tuple[Form, ...] = (Form("shape and type of ids and labels", outline),)

@@ -60,7 +60,10 @@ class Instances:
             target = self._instance(call, declaration)
             _ask_for_parameters(call, target, arguments)
             member = getattr(target, call.method)
-            return member(**arguments.values) if callable(member) else member
+            if not callable(member):
+                return member
+            named = {name: value for name, value in arguments.values.items() if not name.isdecimal()}
+            return member(*(arguments.values[name] for name in arguments.values if name.isdecimal()), **named)
 
         return of_object if KINDS[call.kind].factory else of_function
 
