@@ -260,7 +260,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     except AssayError as error:
         return complain(error, f"a fault of assay itself: {error}", HARNESS, verbose)
-    except Exception as error:  # the last boundary: an unforeseen fault must not look like a verdict
+    except Exception as error:  # noqa: BLE001 - the last boundary: an unforeseen fault must not look like a verdict
         if isinstance(error, complaint):
             return complain(error, f"{error.format_message()}; `assay --help` shows what there is", USAGE, verbose)
         said = f"a fault of assay itself: {type(error).__name__}: {error}; --verbose shows where"

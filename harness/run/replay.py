@@ -81,7 +81,7 @@ def _case(id: str, declared: Mapping[tuple[str, str], Declaration], partly: bool
     """The case of that id, if what was declared can be judged by it."""
     kind, prop = _named(id)
     inside = id.partition("[")[2].removesuffix("]")
-    name, device, dtype = (inside.rsplit("-", 2) + ["", ""])[:3]
+    name, device, dtype = [*inside.rsplit("-", 2), "", ""][:3]
     made = declared.get((kind, name))
     if made is None:
         if partly:
