@@ -51,8 +51,10 @@ class Call:
     def joined(self) -> Tensor | None:
         """Both masks as one."""
         keys = None if self.key_mask is None else self.key_mask.bool()[:, None, None, :]
-        pairs = None if self.mask is None else self.mask.bool().reshape(-1, 1, *self.mask.shape[-2:])
-        return keys if pairs is None else pairs if keys is None else keys & pairs
+        if self.mask is None:
+            return keys
+        pairs = (self.mask if self.mask.dim() == 3 else self.mask[None]).bool()[:, None]
+        return pairs if keys is None else keys & pairs
 
 
 Way = Callable[[Call], Tensor]

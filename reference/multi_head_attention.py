@@ -103,7 +103,7 @@ def joined_mask(key_mask: Tensor | None, mask: Tensor | None, batch: int, tq: in
         raise ValueError(f"mask.shape={tuple(mask.shape)} must be (Tq, Tk) = {(tq, tk)} or {(batch, tq, tk)}, "
                          f"got {tuple(mask.shape)}; a mask over keys alone goes into key_mask")
     keys = None if key_mask is None else key_mask.bool()[:, None, None, :]
-    pairs = None if mask is None else mask.bool().reshape(-1, 1, tq, tk)
+    pairs = None if mask is None else mask.bool().unsqueeze(-3)  # (1,Tq,Tk) or (B,1,Tq,Tk)
     if keys is None or pairs is None:
         return keys if pairs is None else pairs
     return keys & pairs

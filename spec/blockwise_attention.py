@@ -67,7 +67,7 @@ def block_sizes_do_not_matter(blockwise: Subject, example: Example) -> None:
         assert one == other
 
 
-@spec.holds("FLA-1", "ATT-2", kills=("sum_not_rescaled", "tiles_averaged", "tail_unmasked", "causal_strict", "lse_in_base_two"),
+@spec.holds("FLA-1", "ATT-2", kills=("tiles_averaged", "tail_unmasked", "causal_strict", "lse_in_base_two"),
             rests_on=(conduct["form"],), given=NO_EMPTY)
 def equal_scores_count_the_visible_keys(blockwise: Subject, example: Example) -> None:
     """With q = 0 the output is the mean of the visible values, and lse the logarithm of their number."""

@@ -35,8 +35,9 @@ class MultiHeadCases(Cases):
     def adapt(self, configuration: Configuration, claims: Declaration) -> Configuration | None:
         dims, flags = dict(configuration.dims), dict(configuration.flags)
         _within_claims(dims, flags, claims)
-        if flags["positions"] != "none":
-            flags["context"] = False
+        if flags["context"]:
+            flags["positions"] = "none"
+        elif flags["positions"] != "none":
             dims["D"] += dims["D"] % 2
         flags["values"] = flags["values"] and flags["context"]
         if not flags["context"] or not claims.claims("cross_lengths"):
@@ -44,6 +45,8 @@ class MultiHeadCases(Cases):
         if not claims.claims("empty_rows") or claims.conventions["empty_row"] == "refused":
             _without_empty_rows(dims, flags)
         _cheap(dims, bool(flags["context"]))
+        if 0 in (dims["B"], dims["Tq"], dims["Tk"]):  # an empty call is asked for once, not in every combination
+            flags |= {"mask": "none", "key_mask": "none"}
         dims["G"] = max(g for g in range(1, dims["H"] + 1) if dims["H"] % g == 0 and g <= dims["G"])
         if not claims.claims("gqa"):
             dims["G"] = dims["H"]

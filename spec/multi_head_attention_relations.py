@@ -24,7 +24,8 @@ from assay.subject import Subject
 
 
 # ------------------------------------------------------------------------------------------------ padding and masks
-@spec.holds("MSK-5", "MSK-4", kills=("key_mask_ignored", "key_mask_inverted", "positions_of_first_row"), rests_on=(conduct["form"],),
+@spec.holds("MSK-5", "MSK-4", kills=("key_mask_ignored", "key_mask_inverted", "positions_of_first_row",
+                                     "key_mask_replaces_causal"), rests_on=(conduct["form"],),
             needs=("key_mask", "padding"),
             given={**SOME, "context": False, "key_mask": ("right", "left"), "mask": "none", "window": None, "Tq": at_least(2),
                    "positions": ("none", "batch")})
@@ -44,8 +45,8 @@ def padded_batch_gives_what_each_sequence_gives_alone(heads: Subject, example: E
 def padded_tokens_do_not_matter(heads: Subject, example: Example) -> None:
     """A padded token of any finite content changes no output at real tokens, bit for bit."""
     real = example.key_mask
-    other = example.values("other x", *example.x.shape, family="normal") * 8
-    changed = example.but(x=torch.where(real[..., None], example.x, other))
+    other = example.values("other x", *example.x.shape, family="normal")
+    changed = example.but(x=torch.where(real[..., None], example.x, 8 * other))
     elsewhere = heads.exact(**example.but(x=other)).value != heads.exact(**example).value
     unchanged(heads, example, changed, real, witness=bool(elsewhere.any()) and not bool(real.all()))
 
@@ -179,7 +180,7 @@ def sized(heads: Subject, example: Example, length: int, width: int, groups: int
     rows = {"w_q": width, "w_k": width // count * (groups or count), "w_v": width // count * (groups or count), "w_o": width}
     made = {name: draw_weight((size, width), "normal", example.generator(name), example.dtype) for name, size in rows.items()}
     options = {} if groups in (None, count) else {"num_kv_heads": groups}
-    return example.but(x=example.values("long x", 1, length, width), **made, **options)
+    return example.without("num_kv_heads").but(x=example.values("long x", 1, length, width), **made, **options)
 
 
 @spec.holds("MHA-11", "ATT-11", kills=("products_by_every_head",), rests_on=(output_is_the_formula,), examples=0,
