@@ -78,6 +78,20 @@ def _by_powers_of_the_first(
     return _biases(slope, q_len, k_len, alibi_row_shift)
 
 
+def _by_difference_of_positions(
+    num_heads: int, q_len: int, k_len: int, *, alibi_row_shift: str = "none", dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Slope times position for queries and keys apart, then the distance, as BLOOM's and MPT's builders are used."""
+    _check(num_heads, q_len, k_len, alibi_row_shift)
+    slope = slopes(num_heads, dtype)[:, None, None]
+    keys = slope * torch.arange(k_len).to(dtype)
+    if alibi_row_shift == "per_row":
+        return keys.expand(num_heads, q_len, k_len)
+    queries = slope * (torch.arange(q_len) + (k_len - q_len))[:, None].to(dtype)
+    return -(queries - keys).abs()
+
+
 FORMS: tuple[Form, ...] = (
     Form("slopes as powers of two", alibi), Form("slopes as powers of the first slope", _by_powers_of_the_first),
+    Form("difference of slope times position", _by_difference_of_positions),
 )

@@ -92,12 +92,9 @@ def without_norm_the_identity_table_gives_the_state(unembedding: Subject, exampl
 @spec.holds("LM-1", kills=("without_final_norm", "other_norm"), rests_on=(conduct["form"],),
             given={**SOME, "norm": ("rms", "layer"), "family": ("normal", "integers"), "eps": (1e-5, 1e-6)})
 def final_norm_takes_the_scale_out(unembedding: Subject, example: Example) -> None:
-    """In a pre-norm model the state's scale does not reach the logits: 256·h and 512·h score alike, the layer norm also for
-    a shifted state, the RMS norm not."""
-    large = example.but(h=example.h * 256)
+    """In a pre-norm model the state's scale does not reach the logits: a state many times as large is scored by its direction."""
+    large = example.but(h=example.h * (4 if example.dtype == torch.float16 else 256))  # squares stay within the type
     assert unembedding(**large) == unembedding.exact(**large)
-    if example.dtype != torch.float16:
-        assert unembedding(**example.but(h=example.h * 512)) == unembedding.exact(**example.but(h=example.h * 512))
 
 
 @spec.holds("LM-1", kills=("table_without_gradient", "gradient_past_the_norm"), rests_on=(logits_are_the_formula,),

@@ -49,10 +49,11 @@ def place(tensor: torch.Tensor, layout: str = "contiguous", device: str = "cpu")
     """Copy the tensor into fresh memory of this layout on the device.
 
     contiguous: as usual, with spare storage behind. transposed: strides of the last two dims swapped. sliced: every
-    second element of a wider last dim. offset: an odd storage offset, so that nothing is aligned. expanded: stride 0
-    along every dim along which the values are constant. head_last: memory (B, T, H, D) seen as (B, H, T, D). A layout
-    that a tensor cannot have (too few dims, values not constant) falls back to contiguous. "contiguous" alone has no
-    guard in front: its storage offset is 0, as implementations that disclaim strided inputs may take for granted.
+    second element of a wider last dim. offset: a storage offset of 2 beyond the guard, so that nothing is aligned, yet
+    pairs may be viewed as complex numbers. expanded: stride 0 along every dim along which the values are constant.
+    head_last: memory (B, T, H, D) seen as (B, H, T, D). A layout that a tensor cannot have (too few dims, values not
+    constant) falls back to contiguous. "contiguous" alone has no guard in front: its storage offset is 0, as
+    implementations that disclaim strided inputs may take for granted.
     """
     tensor = tensor.detach()
     shape = tuple(tensor.shape)
@@ -105,7 +106,7 @@ def _strides(tensor: torch.Tensor, layout: str) -> tuple[tuple[int, ...], int]:
     if layout == "sliced" and rank >= 1:
         return tuple(2 * stride for stride in _row_major(shape)), GUARD
     if layout == "offset":
-        return tuple(_row_major(shape)), GUARD + 3
+        return tuple(_row_major(shape)), GUARD + 2
     if layout == "expanded" and tensor.numel() > 1:
         constant = [dim for dim in range(rank) if shape[dim] > 1 and _is_constant(tensor, dim)]
         if constant:
