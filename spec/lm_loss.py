@@ -100,7 +100,7 @@ def target_log_p(example: Example) -> torch.Tensor:
 @spec.holds("CE-1", "CE-4", "LS-1", "SFT-1", "E28", kills=(
     "shifted_twice", "not_shifted", "shifted_backward", "shifted_after_flattening", "wrapped_around", "last_target_left_out",
     "mask_ignored", "mask_not_shifted", "mask_inverted", "prompt_counts", "first_response_token_left_out",
-    "last_prompt_token_counts", "response_left_out", "prompt_of_first_row", "mean_of_row_means", "mean_over_all_positions",
+    "last_prompt_token_counts", "response_left_out", "mean_over_all_positions",
     "mean_over_t", "sum_for_mean", "smoothing_ignored", "smoothing_over_all", "perplexity"), rests_on=(conduct["form"],))
 def output_is_the_formula(loss: Subject, example: Example) -> None:
     """Logits at t are scored against the id at t+1, over real tokens, the response alone where a prompt is given."""
