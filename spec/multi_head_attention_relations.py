@@ -110,7 +110,7 @@ def only_distances_between_positions_matter(heads: Subject, example: Example) ->
 
 # ------------------------------------------------------------------------------------------------ grouped heads
 @spec.holds("GQA-1", "GQA-2", "GQA-4", kills=("grouped_heads_tiled", "keys_of_first_head"), rests_on=(conduct["form"],), needs=("gqa",),
-            given={**SOME, "H": (2, 4, 3), "G": (1, 2)})
+            given={**SOME, "H": 4, "G": (2, 1)})
 def grouped_projections_hold_a_block_a_group(heads: Subject, example: Example) -> None:
     """w_k and w_v of G·D rows give what H·D rows give that hold each group's block once for every query head."""
     assert heads(**example) == heads.exact(**repeated(example))
