@@ -81,6 +81,8 @@ _planted("deepnorm_alpha_inside", "Alpha scales what the sub-layer reads, too.",
          _only("deepnorm", lambda x, f, norm, a: norm(a * x + f(a * x))))
 _planted("deepnorm_alpha_on_both", "Alpha multiplies the sum, which the norm undoes.",
          _only("deepnorm", lambda x, f, norm, a: norm(a * (x + f(x)))))
+_planted("deepnorm_as_pre_norm", "DeepNorm normalises the branch's input.",
+         _only("deepnorm", lambda x, f, norm, a: a * x + f(norm(x))))
 _planted("sandwich_norms_swapped", "The norms of the pair change places.",
          _only("sandwich", _sandwich(lambda x, f, before, after: x + before(f(after(x))))))
 _planted("sandwich_normalises_the_sum", "The second norm takes the sum.",

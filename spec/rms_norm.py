@@ -6,6 +6,7 @@ import math
 import torch
 
 from assay.cases import Example
+from assay.errors import NotExercisedError
 from assay.ledger import fact, identical
 from assay.properties import Specification
 from assay.spec.conduct import add_conduct
@@ -145,6 +146,22 @@ def tokens_do_not_touch_each_other(rms_norm: Subject, example: Example) -> None:
     before, after = rms_norm(**example), rms_norm(**others_replaced(example))
     one, two = before.value.reshape(-1, width), after.value.reshape(-1, width)
     assert identical(one[0], two[0], witness=bool((one[1:] != two[1:]).any()))
+
+
+@spec.holds("RMS-5", kills=("computes_a_mean_nobody_needs",), rests_on=(conduct["form"],), dtypes=("float32",), examples=2,
+            given={**SOME, "C": at_least(4)})
+def no_mean_is_computed(rms_norm: Subject, example: Example) -> None:
+    """Every element enters one sum over the features, not two as in layer normalisation: no mean is computed.
+
+    Sums that a kernel takes where torch does not see them are not exercised; so is a sum written as single additions.
+    """
+    counts = rms_norm.answer(_count=True, **example).counts
+    summed = counts.get("summed", 0) + counts.get("multiply_adds", 0)  # a dot product of the token with itself is a sum
+    if summed == 0:
+        raise NotExercisedError("no sum of this implementation can be counted")
+    limit = 2 * example.x.numel()
+    fact(summed < limit, f"{summed} elements are summed, {example.x.numel()} are enough", check="one sum over the features",
+         got=str(summed), expected=f"fewer than {limit}")
 
 
 @spec.holds("RMS-4", kills=(

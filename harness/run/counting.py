@@ -17,7 +17,7 @@ from assay.run.layouts import Placed
 
 _aten = torch.ops.aten
 _GATHERS = frozenset({"aten::index", "aten::index_select", "aten::gather", "aten::embedding", "aten::take"})
-NAMES = ("multiply_adds", "largest_bytes", "peak_bytes")
+NAMES = ("multiply_adds", "summed", "largest_bytes", "peak_bytes")
 
 
 def _matrix_vector(operands: tuple[Any, ...]) -> int:
@@ -36,10 +36,17 @@ _OTHERS: Mapping[Any, Callable[[tuple[Any, ...]], int]] = {  # products that tor
 }
 
 
+_SUMS: Mapping[str, int] = {  # operations that add elements up, and how often each element enters a sum
+    "aten::sum": 1, "aten::mean": 1, "aten::linalg_vector_norm": 1, "aten::norm": 1, "aten::_fused_rms_norm": 1,
+    "aten::var": 2, "aten::std": 2, "aten::var_mean": 2, "aten::std_mean": 2, "aten::native_layer_norm": 2,
+    "aten::native_group_norm": 2,
+}
+
+
 class Counter(TorchDispatchMode):
     """Counts while it is entered.
 
-    multiply_adds: of products. largest_bytes, peak_bytes: the largest memory made, and the most that was alive at once,
+    multiply_adds: of products. summed: elements that entered a sum, once a sum. largest_bytes, peak_bytes: the largest memory made, and the most that was alive at once,
     arguments not counted. read/<argument>: elements that operations (but for views) took from the argument's memory.
     """
 
@@ -62,6 +69,8 @@ class Counter(TorchDispatchMode):
 
     def _products(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         packet = func._overloadpacket
+        if func._schema.name in _SUMS and isinstance(args[0], torch.Tensor):
+            self.counts["summed"] += _SUMS[func._schema.name] * args[0].numel()
         if packet in _OTHERS:
             self.counts["multiply_adds"] += _OTHERS[packet](args)
         elif packet in flop_registry:
