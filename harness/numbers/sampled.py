@@ -43,7 +43,8 @@ class Choices:
             self.moved.append([])
             return found
         exact, order = self.exact[self.place]
-        self.moved[self.place].append((scores - exact).reshape(-1, *exact.shape))
+        apart = scores - exact
+        self.moved[self.place].append(apart if apart.dim() > exact.dim() else apart[None])
         self.place += 1
         return order.expand(found.shape)
 
