@@ -160,7 +160,8 @@ def _positions(flags: Any, d: Any, seed: int) -> dict[str, Any]:
         return {}
     index = torch.arange(d["Tq"])
     if sort == "batch":
-        index = index + torch.randint(0, 50, (d["B"], 1), generator=generator(seed, "start"))
+        steps = torch.randint(1, 5, (d["B"], d["Tq"]), generator=generator(seed, "steps"))
+        index = steps.cumsum(-1)  # uneven: a start of each row's own would not show, distances alone matter
     found: dict[str, Any] = {"positions": index + FAR if sort == "far" else index}
     if flags["base"] != MultiHeadCases.flags["base"][0]:
         found["base"] = flags["base"]
