@@ -38,6 +38,7 @@ class Call:
     keep: tuple[int, ...] = ()  # outputs that stay in the host (caches): they come back as `Handle`
     release: tuple[int, ...] = ()  # numbers of kept values to let go before the call
     count: bool = False  # count operations and memory of the call (slower)
+    perturb: int = 0  # > 0: move every floating result inside the call at random by about a rounding, from this seed
 
 
 @dataclass(frozen=True)

@@ -217,6 +217,13 @@ class Subject:
         self._returned(answer)
         return answer.outputs if answer.structure == "tuple" else answer.outputs[0] if answer.outputs else None
 
+    def ask(self, method: str, arguments: Mapping[str, Any], **circumstances: Any) -> Answer:
+        """What the host observed of a method of the object, when it did not raise; circumstances: fields of `Call`."""
+        answer = self.host.call(Call(self.kind.name, self.declaration.name, dict(arguments), device=self.device, method=method,
+                                     **circumstances))
+        self._returned(answer)
+        return answer
+
     # ------------------------------------------------------------------------------------------------ refusals
     def refuses(self, *args: Any, **arguments: Any) -> ledger.Decision:
         """Right when the call is refused with any message; a result, of any sort, is wrong."""

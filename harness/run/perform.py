@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from assay.numbers.arithmetic import FORMATS, Arithmetic, Model
+from assay.numbers.perturbing import Perturbing
 from assay.run.arguments import Arguments, Kept
 from assay.run.conduct import Conduct
 from assay.run.counting import Counter, declared
@@ -42,6 +45,19 @@ class _FillEmpty(TorchDispatchMode):
         return out
 
 
+def _perturbing(call: Call) -> contextlib.AbstractContextManager[Any]:
+    """Every operation's result moved by about a rounding of its own type, where the call asks for it."""
+    if not call.perturb:
+        return contextlib.nullcontext()
+    return Perturbing(_own_model, torch.Generator().manual_seed(call.perturb), unit=2.0)
+
+
+@functools.cache
+def _own_model(dtype: torch.dtype) -> Model | None:
+    name = str(dtype).removeprefix("torch.")
+    return Arithmetic().model(name) if name in FORMATS else None
+
+
 @dataclass
 class _Observed:
     """What a call has come to so far; `stage` says where an exception belongs."""
@@ -69,7 +85,7 @@ def perform(call: Call, prepare: Prepare, *, kept: Kept | None = None, conduct: 
     torch.set_grad_enabled(call.grad_mode)
     counter = Counter(arguments.placed) if call.count else None
     try:
-        with counter or contextlib.nullcontext():
+        with counter or contextlib.nullcontext(), _perturbing(call):
             _run(call, invoke, arguments, kept or Kept(), observed)
         if counter is not None:
             told = declared(cost(arguments)) if cost is not None else {}

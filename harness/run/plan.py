@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.contract.declaration import Declaration
+from assay.contract.kinds import KINDS
 from assay.errors import UsageError
 from assay.properties import Property
 
@@ -90,9 +91,8 @@ def _cases(prop: Property, declaration: Declaration, selection: Selection,
            left_out: list[Mapping[str, str]]) -> Iterable[CaseSpec]:
     devices = declaration.devices if declaration.devices is not None else selection.devices
     for device in (d for d in selection.devices if d in devices):
-        for dtype in declaration.dtypes:
-            if selection.dtypes and dtype not in selection.dtypes:
-                continue
+        dtypes = [dtype for dtype in declaration.dtypes if not selection.dtypes or dtype in selection.dtypes]
+        for dtype in dtypes[:1] if KINDS[prop.kind].factory else dtypes:  # an object has types of its own
             if prop.dtypes is not None and dtype not in prop.dtypes:
                 left_out.append({"property": prop.id, "implementation": declaration.name, "device": device, "dtype": dtype,
                                  "reason": f"speaks of {', '.join(prop.dtypes)} only"})
