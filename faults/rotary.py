@@ -243,10 +243,13 @@ def by_complex_numbers(
     dim = rotary_dim or x.shape[-1]
     part = wide(x[..., :dim])
     angle = angle_of(x, positions, powers(x, dim, base))
-    half = pairing == "half"
-    pairs = torch.stack(part.chunk(2, -1), dim=-1) if half else part.unflatten(-1, (-1, 2))
-    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * torch.polar(torch.ones_like(angle), angle))
-    flat = turned.transpose(-1, -2).flatten(-2) if half else turned.flatten(-2)
+    whole = torch.polar(torch.ones_like(angle), angle)
+    if pairing == "half":
+        turned = torch.complex(*part.chunk(2, -1)) * whole
+        flat = torch.cat((turned.real, turned.imag), dim=-1)
+    else:
+        turned = torch.view_as_complex(part.unflatten(-1, (-1, 2)).contiguous()) * whole
+        flat = torch.view_as_real(turned).flatten(-2)
     return torch.cat((flat.to(x.dtype), x[..., dim:]), dim=-1)
 
 
