@@ -192,7 +192,7 @@ def low_temperature_sharpens(subject: Subject, example: Example) -> None:
         entropies.append(_entropy(out))
     for sharp, flat in zip(entropies, entropies[1:], strict=False):
         assert sharp <= flat
-    uneven = example.logits.double().std(-1) > 0.5
+    uneven = example.logits.double().std(-1, correction=0) > 0.5
     if bool(uneven.any()):
         assert entropies[0][uneven] != entropies[-1][uneven]
 
