@@ -34,10 +34,11 @@ def place(result: Mapping[str, Any]) -> str:
 
 
 def smallest_input(found: Mapping[str, Any]) -> str:
-    """Dims, options, value family, layout and seed of a counterexample in one line."""
+    """Dims, options that are not at rest, value family, layout and seed of a counterexample in one line."""
     dims = " ".join(f"{letter}={size}" for letter, size in found.get("dims", {}).items())
-    flags = ", ".join(f"{name}={value}" for name, value in found.get("flags", {}).items())
-    rest = [found.get("family"), found.get("layout"), f"seed {found['seed']}" if "seed" in found else None]
+    flags = ", ".join(f"{name}={value}" for name, value in found.get("flags", {}).items() if value not in (None, False, "none"))
+    layout = found.get("layout")
+    rest = [found.get("family"), None if layout == "contiguous" else layout, f"seed {found['seed']}" if "seed" in found else None]
     return " · ".join(str(part) for part in (dims, flags, *rest) if part)
 
 

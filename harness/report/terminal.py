@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -157,12 +158,12 @@ def _failed(report: Report, width: int, room: int) -> list[str]:
 def _block(one: Mapping[str, Any], width: int) -> list[str]:
     """Headline, sentence, smallest input with what came out, and the whole command."""
     found = one["counterexample"] or {}
-    lines = [failure.headline(one), f"  {one['sentence']}"]
+    lines = [failure.headline(one), *textwrap.wrap(one["sentence"], width, initial_indent="  ", subsequent_indent="  ")]
     if found:
         lines.append(f"  {failure.smallest_input(found)}")
-        lines.append("  " + "   ".join(f"{label} {text}" for label, text in failure.numbers(found)))
-    else:
-        lines.append(f"  {failure.first_line(failure.said(one))}")
+    numbers = "   ".join(f"{label} {text}" for label, text in failure.numbers(found))
+    what = numbers or failure.first_line(failure.said(one)).rpartition(": ")[2]
+    lines += textwrap.wrap(what, width, initial_indent="  ", subsequent_indent="  ")[:3]
     cropped = [_crop(line, width) for line in lines if line.strip()]
     return [*cropped, f"  {one['reproduce']}"] if one["reproduce"] else cropped
 

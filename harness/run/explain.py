@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from assay.hosting import Recipe
+from assay.ledger import Failure
 
 if TYPE_CHECKING:
     from assay.run.judge import Trial, Tried
@@ -28,10 +29,7 @@ def failure_fields(trial: Trial, failed: Tried, notes: list[str]) -> dict[str, A
         assert decision is not None and decision.failure is not None  # noqa: S101 - a wrong example has a wrong decision
         status, what = "fail", _difference(decision.failure, decision.error_over_bound)
         ratio = decision.error_over_bound
-        counterexample |= {
-            "check": decision.check, "got": decision.failure.got, "expected": decision.failure.expected,
-            "bound": decision.failure.bound, "index": list(decision.failure.index), "worst": ratio,
-        }
+        counterexample |= _numbers(decision.check, decision.failure, ratio)
     return {
         "status": status, "message": f"{trial.prop.sentence} Not so at {_place(failed, trial)}: {what}.",
         "counterexample": counterexample, "error_over_bound": ratio, "notes": notes,
@@ -40,7 +38,14 @@ def failure_fields(trial: Trial, failed: Tried, notes: list[str]) -> dict[str, A
     }
 
 
-def _difference(failure: Any, ratio: float) -> str:
+def _numbers(check: str, failure: Failure, ratio: float) -> dict[str, Any]:
+    """What the failed comparison saw; a fact without numbers has none."""
+    told = {"got": failure.got, "expected": failure.expected, "bound": failure.bound}
+    found: dict[str, Any] = {"check": check, **{name: text for name, text in told.items() if text}}
+    return found | ({"index": list(failure.index), "worst": ratio} if failure.bound else {})
+
+
+def _difference(failure: Failure, ratio: float) -> str:
     if not failure.bound:
         tail = f" (got {failure.got}, expected {failure.expected})" if failure.got or failure.expected else ""
         return failure.text + tail
