@@ -3,6 +3,7 @@
 Which entries stay is judged by margin (`Kept`): by the logits, by what they become, or by their probabilities, no dropped entry
 may surely beat a kept one, and the number of kept ones must be one that some rounding of the running sum leads to.
 """
+
 from __future__ import annotations
 
 import math
@@ -28,8 +29,12 @@ class LogitsFilterCases(Cases):
 
     kind = "logits_filter"
     dims = {"N": (3, 1, 2, 5, 0), "V": (5, 1, 2, 3, 8, 17, 33, 64, 65, 129)}
-    flags = {"temperature": (1.0, 0.5, 2.0, 0.7, 1.3), "top_k": (None, 2, 1, 3, 5, 40, 200), "top_p": (None, 0.9, 0.5, 0.3, 0.99, 1.0),
-             "masked": (False, True, False)}
+    flags = {
+        "temperature": (1.0, 0.5, 2.0, 0.7, 1.3),
+        "top_k": (None, 2, 1, 3, 5, 40, 200),
+        "top_p": (None, 0.9, 0.5, 0.3, 0.99, 1.0),
+        "masked": (False, True, False),
+    }
     families = ("integers", "normal", "peaked", "positive", "small", "heavy", "constant", "very_peaked")
 
     def adapt(self, configuration: Configuration, claims: Declaration) -> Configuration | None:
@@ -73,8 +78,13 @@ def filtered(subject: Subject, example: Example) -> Filtered:
         reason = _Row(subject, example, [one[row] for one in numbers], row).refusal(kept[row])
         if reason:
             want = subject.exact(**example).value[row] > -math.inf
-            fact(False, f"row {row} {reason}", got=f"{int(kept[row].sum())} kept: {_few(kept[row])}",
-                 expected=f"such as {_few(want)}", check="kept entries")
+            fact(
+                False,
+                f"row {row} {reason}",
+                got=f"{int(kept[row].sum())} kept: {_few(kept[row])}",
+                expected=f"such as {_few(want)}",
+                check="kept entries",
+            )
             raise ExampleOverError("wrong set")
     fact(True, "", decided=not bool((kept | (example.logits == -math.inf)).all()), check="kept entries")
     return Filtered(Bounded(out.value, scaled.bar), Bounded(scaled.value, torch.zeros_like(scaled.bar)), kept)
@@ -161,26 +171,51 @@ PLAIN: dict[str, Any] = {"top_k": None, "top_p": None}
 WIDE = ("float64", "float32")
 
 
-@spec.holds("GEN-1", kills=("temperature_multiplied", "temperature_ignored", "log_probabilities", "probabilities",
-                            "last_of_odd_vocabulary_dropped"), needs=("temperature",), rests_on=(conduct["form"],),
-            given=PLAIN | {"temperature": (0.5, 2.0, 0.7, 1.3)})
+@spec.holds(
+    "GEN-1",
+    kills=(
+        "temperature_multiplied",
+        "temperature_ignored",
+        "log_probabilities",
+        "probabilities",
+        "last_of_odd_vocabulary_dropped",
+    ),
+    needs=("temperature",),
+    rests_on=(conduct["form"],),
+    given=PLAIN | {"temperature": (0.5, 2.0, 0.7, 1.3)},
+)
 def logits_are_divided_by_the_temperature(subject: Subject, example: Example) -> None:
     """Without filters the result is logits / temperature."""
     found = filtered(subject, example)
     assert found.out[found.kept] == found.scaled[found.kept]
 
 
-@spec.holds("GEN-1", kills=("log_probabilities", "probabilities", "kept_are_shifted"), rests_on=(conduct["form"],),
-            given=PLAIN | {"temperature": 1.0})
+@spec.holds(
+    "GEN-1",
+    kills=("log_probabilities", "probabilities", "kept_are_shifted"),
+    rests_on=(conduct["form"],),
+    given=PLAIN | {"temperature": 1.0},
+)
 def temperature_one_is_the_identity(subject: Subject, example: Example) -> None:
     """At temperature 1 the logits come back unchanged."""
     out = subject.values(**example)
     assert identical(out, example.logits, witness=bool((example.logits != 0).any()))
 
 
-@spec.holds("GEN-1", kills=("temperature_multiplied", "temperature_ignored"), needs=("temperature",),
-            rests_on=(logits_are_divided_by_the_temperature,), dtypes=WIDE,
-            given=PLAIN | {"family": ("normal", "peaked", "integers"), "V": lambda size: size > 1, "masked": False})
+@spec.holds(
+    "GEN-1",
+    kills=("temperature_multiplied", "temperature_ignored"),
+    needs=("temperature",),
+    rests_on=(logits_are_divided_by_the_temperature,),
+    dtypes=WIDE,
+    given=PLAIN
+    | {
+        "family": ("normal", "peaked", "integers"),
+        "V": lambda size: size > 1,
+        "N": lambda size: size > 0,
+        "masked": False,
+    },
+)
 def low_temperature_sharpens(subject: Subject, example: Example) -> None:
     """Entropy grows with the temperature, and order is kept: no logit overtakes another."""
     order = example.logits.double().argsort(dim=-1, stable=True)
@@ -202,12 +237,17 @@ def _entropy(logits: Bounded) -> Bounded:
     z = logits - logits.value.amax(-1, keepdim=True)
     e = torch.exp(z)
     total = e.sum(-1)
-    return torch.log(total) - (e * z).sum(-1) / total
+    entropy: Bounded = torch.log(total) - (e * z).sum(-1) / total
+    return entropy
 
 
-@spec.holds("GEN-1", kills=("temperature_multiplied", "temperature_ignored"), needs=("temperature",),
-            rests_on=(logits_are_divided_by_the_temperature,),
-            given=PLAIN | {"family": ("integers", "constant"), "V": lambda size: size > 1, "N": lambda size: size > 0})
+@spec.holds(
+    "GEN-1",
+    kills=("temperature_multiplied", "temperature_ignored"),
+    needs=("temperature",),
+    rests_on=(logits_are_divided_by_the_temperature,),
+    given=PLAIN | {"family": ("integers", "constant"), "V": lambda size: size > 1, "N": lambda size: size > 0},
+)
 def small_temperature_is_greedy(subject: Subject, example: Example) -> None:
     """As the temperature goes to 0 the largest logits take all probability, and share it where they tie."""
     out = subject(**temperatures(example, 2.0**-7))
@@ -220,8 +260,13 @@ def small_temperature_is_greedy(subject: Subject, example: Example) -> None:
     assert share[best] == (1.0 / ties[best].double())
 
 
-@spec.holds("GEN-1", kills=("shifted_before_division", "kept_are_shifted"), needs=("temperature",), rests_on=(conduct["form"],),
-            given=PLAIN | {"masked": False, "N": lambda size: size > 0})
+@spec.holds(
+    "GEN-1",
+    kills=("shifted_before_division", "kept_are_shifted"),
+    needs=("temperature",),
+    rests_on=(conduct["form"],),
+    given=PLAIN | {"masked": False, "N": lambda size: size > 0},
+)
 def overflow_gives_no_nan(subject: Subject, example: Example) -> None:
     """Where logits / temperature overflows the result is infinite, never NaN."""
     big = torch.finfo(example.dtype).max / 2
@@ -231,39 +276,73 @@ def overflow_gives_no_nan(subject: Subject, example: Example) -> None:
     assert fact(not bool(out.isnan().any()), "an entry is NaN where a logit overflows", check="no NaN")
 
 
-@spec.holds("GEN-1", kills=("nothing_refused",), needs=("temperature",), conventions={"temperature_zero": "refused"},
-            given=PLAIN)
+@spec.holds(
+    "GEN-1",
+    kills=("nothing_refused",),
+    needs=("temperature",),
+    conventions={"temperature_zero": "refused"},
+    given=PLAIN,
+)
 def temperature_zero_is_refused(subject: Subject, example: Example) -> None:
     """A temperature of 0, or below, is refused."""
     assert subject.refuses(**example.but(temperature=0.0))
     assert subject.refuses(**example.but(temperature=-1.0))
 
 
-@spec.holds("GEN-1", kills=("zero_keeps_everything",), needs=("temperature",), conventions={"temperature_zero": "greedy"},
-            given=PLAIN | {"N": lambda size: size > 0})
+@spec.holds(
+    "GEN-1",
+    kills=("zero_keeps_everything",),
+    needs=("temperature",),
+    conventions={"temperature_zero": "greedy"},
+    given=PLAIN | {"N": lambda size: size > 0},
+)
 def temperature_zero_is_greedy_where_declared(subject: Subject, example: Example) -> None:
     """At temperature 0 the largest logits alone keep a probability; a temperature below 0 is refused."""
     kept = subject.values(**example.but(temperature=0.0)) > -math.inf
     best = example.logits == example.logits.amax(-1, keepdim=True)
-    assert fact(bool(kept.any(-1).all()) and not bool((kept & ~best).any()), "another entry than the largest is kept",
-                got=_few(kept[0]), expected=_few(best[0]), check="kept entries at temperature 0")
+    assert fact(
+        bool(kept.any(-1).all()) and not bool((kept & ~best).any()),
+        "another entry than the largest is kept",
+        got=_few(kept[0]),
+        expected=_few(best[0]),
+        check="kept entries at temperature 0",
+    )
     assert subject.refuses(**example.but(temperature=-1.0))
 
 
-@spec.holds("GEN-2", kills=("one_more_than_k", "one_less_than_k", "top_k_ignored", "ties_kept", "ties_dropped", "ordered_by_magnitude",
-                            "threshold_of_first_row"), needs=("top_k",), rests_on=(conduct["form"],),
-            given={"top_k": (2, 1, 3, 5, 40), "top_p": None})
+@spec.holds(
+    "GEN-2",
+    kills=(
+        "one_more_than_k",
+        "one_less_than_k",
+        "top_k_ignored",
+        "ties_kept",
+        "ties_dropped",
+        "ordered_by_magnitude",
+        "threshold_of_first_row",
+    ),
+    needs=("top_k",),
+    rests_on=(conduct["form"],),
+    given={"top_k": (2, 1, 3, 5, 40), "top_p": None},
+)
 def top_k_keeps_the_k_most_probable(subject: Subject, example: Example) -> None:
     """Top-k keeps the k most probable entries, ties as declared, and the rest become −∞."""
     agree(subject, example)
 
 
-@spec.holds("GEN-2", kills=("large_k_is_error", "last_of_odd_vocabulary_dropped", "log_probabilities"), needs=("top_k",),
-            rests_on=(conduct["form"],), given={"top_k": 200, "top_p": None, "temperature": 1.0})
+@spec.holds(
+    "GEN-2",
+    kills=("large_k_is_error", "last_of_odd_vocabulary_dropped", "log_probabilities"),
+    needs=("top_k",),
+    rests_on=(conduct["form"],),
+    given={"top_k": 200, "top_p": None, "temperature": 1.0},
+)
 def large_k_is_the_identity(subject: Subject, example: Example) -> None:
     """k at V, or above it, changes nothing."""
     for k in (example.logits.shape[-1], example.logits.shape[-1] + 1, 200):
-        assert identical(subject.values(**example.but(top_k=k)), example.logits, witness=bool((example.logits != 0).any()))
+        assert identical(
+            subject.values(**example.but(top_k=k)), example.logits, witness=bool((example.logits != 0).any())
+        )
 
 
 @spec.holds("GEN-2", kills=("nothing_refused",), needs=("top_k",), given=PLAIN)
@@ -273,30 +352,57 @@ def k_below_one_is_refused(subject: Subject, example: Example) -> None:
     assert subject.refuses(**example.but(top_k=-1))
 
 
-@spec.holds("GEN-3", kills=("crossing_token_dropped", "one_token_too_many", "mask_not_scattered_back", "least_likely_kept",
-                            "top_p_ignored", "ordered_by_magnitude"), needs=("top_p",), rests_on=(conduct["form"],),
-            given={"top_k": None, "top_p": (0.9, 0.5, 0.3, 0.99)})
+@spec.holds(
+    "GEN-3",
+    kills=(
+        "crossing_token_dropped",
+        "one_token_too_many",
+        "mask_not_scattered_back",
+        "least_likely_kept",
+        "top_p_ignored",
+        "ordered_by_magnitude",
+    ),
+    needs=("top_p",),
+    rests_on=(conduct["form"],),
+    given={"top_k": None, "top_p": (0.9, 0.5, 0.3, 0.99)},
+)
 def top_p_keeps_the_smallest_set(subject: Subject, example: Example) -> None:
     """Top-p keeps the smallest set, from the most probable on, whose probabilities reach p."""
     agree(subject, example)
 
 
-@spec.holds("GEN-3", kills=("small_p_drops_everything", "one_token_too_many", "top_p_ignored"), needs=("top_p",),
-            rests_on=(conduct["form"],), given={"top_k": None, "top_p": 0.3, "N": lambda size: size > 0})
+@spec.holds(
+    "GEN-3",
+    kills=("small_p_drops_everything", "one_token_too_many", "top_p_ignored"),
+    needs=("top_p",),
+    rests_on=(conduct["form"],),
+    given={"top_k": None, "top_p": 0.3, "N": lambda size: size > 0},
+)
 def small_p_keeps_the_best(subject: Subject, example: Example) -> None:
     """However small p, the most probable entry stays, alone."""
     agree(subject, example.but(top_p=2.0**-30))
 
 
-@spec.holds("GEN-3", kills=("whole_mass_by_running_sum", "last_of_odd_vocabulary_dropped", "probabilities"), needs=("top_p",),
-            rests_on=(conduct["form"],), given={"top_k": None, "top_p": 1.0, "temperature": 1.0})
+@spec.holds(
+    "GEN-3",
+    kills=("whole_mass_by_running_sum", "last_of_odd_vocabulary_dropped", "probabilities"),
+    needs=("top_p",),
+    rests_on=(conduct["form"],),
+    given={"top_k": None, "top_p": 1.0, "temperature": 1.0},
+)
 def p_of_one_is_the_identity(subject: Subject, example: Example) -> None:
     """p = 1 keeps everything by rule, also what a running sum would no longer see."""
     assert identical(subject.values(**example), example.logits, witness=bool((example.logits != 0).any()))
 
 
-@spec.holds("GEN-3", "E13", kills=("exceeds_where_reach_is_declared", "top_p_ignored"), needs=("top_p",), rests_on=(conduct["form"],),
-            given={"top_k": None, "top_p": 0.5, "temperature": 1.0, "V": lambda size: size > 1, "N": lambda size: size > 0})
+@spec.holds(
+    "GEN-3",
+    "E13",
+    kills=("exceeds_where_reach_is_declared", "top_p_ignored"),
+    needs=("top_p",),
+    rests_on=(conduct["form"],),
+    given={"top_k": None, "top_p": 0.5, "temperature": 1.0, "V": lambda size: size > 1, "N": lambda size: size > 0},
+)
 def equality_is_as_declared(subject: Subject, example: Example) -> None:
     """Where the probabilities reach p exactly, one entry of two equal ones is kept at p = 1/2, or both where declared.
 
@@ -307,39 +413,77 @@ def equality_is_as_declared(subject: Subject, example: Example) -> None:
     logits[:, places] = 3.0
     kept = (subject.values(**example.but(logits=logits)) > -math.inf).sum(-1)
     wanted = 2 if subject.conventions["topp_boundary"] == "exceed" else 1
-    assert fact(bool((kept == wanted).all()), "equality with p is not decided as declared", got=f"{kept.tolist()} entries kept",
-                expected=f"{wanted}", check="entries kept at equality")
+    assert fact(
+        bool((kept == wanted).all()),
+        "equality with p is not decided as declared",
+        got=f"{kept.tolist()} entries kept",
+        expected=f"{wanted}",
+        check="entries kept at equality",
+    )
 
 
-@spec.holds("GEN-4", kills=("top_p_first", "top_p_not_renormalised", "temperature_last", "top_k_ignored_with_top_p", "top_k_ignored",
-                            "top_p_ignored"), needs=("top_k", "top_p", "temperature"), rests_on=(conduct["form"],),
-            given={"top_k": (2, 3, 5), "top_p": (0.9, 0.5, 0.3), "temperature": (0.5, 2.0, 0.7)})
+@spec.holds(
+    "GEN-4",
+    kills=(
+        "top_p_first",
+        "top_p_not_renormalised",
+        "temperature_last",
+        "top_k_ignored_with_top_p",
+        "top_k_ignored",
+        "top_p_ignored",
+    ),
+    needs=("top_k", "top_p", "temperature"),
+    rests_on=(conduct["form"],),
+    given={"top_k": (2, 3, 5), "top_p": (0.9, 0.5, 0.3), "temperature": (0.5, 2.0, 0.7)},
+)
 def temperature_then_top_k_then_top_p(subject: Subject, example: Example) -> None:
     """Temperature comes first, then top-k, then top-p on the renormalised rest."""
     agree(subject, example)
 
 
-@spec.holds("GEN-4", kills=("small_p_drops_everything",), rests_on=(conduct["form"],),
-            given={"N": lambda size: size > 0})
+@spec.holds(
+    "GEN-4", kills=("small_p_drops_everything",), rests_on=(conduct["form"],), given={"N": lambda size: size > 0}
+)
 def result_is_a_distribution(subject: Subject, example: Example) -> None:
     """The softmax of the result is a distribution: every row keeps an entry, and none is NaN or +∞."""
     smallest = 2.0**-30 if "top_p" in example.arguments and example.top_p < 1 else None
     asked = example if smallest is None else example.but(top_p=smallest)
     out = subject.values(**asked)
-    assert fact(bool(out.amax(-1).isfinite().all()), "a row keeps nothing, or holds NaN or +∞", check="rows are distributions")
+    assert fact(
+        bool(out.amax(-1).isfinite().all()), "a row keeps nothing, or holds NaN or +∞", check="rows are distributions"
+    )
 
 
-@spec.holds("GEN-7", "E14", kills=("dropped_are_zero", "dropped_are_small_positive", "dropped_are_finite", "probabilities",
-                                   "kept_are_shifted", "log_probabilities"), rests_on=(conduct["form"],),
-            given={"temperature": 1.0, "top_k": (None, 2, 1, 3), "top_p": (0.9, 0.5, None), "V": lambda size: size > 3})
+@spec.holds(
+    "GEN-7",
+    "E14",
+    kills=(
+        "dropped_are_zero",
+        "dropped_are_small_positive",
+        "dropped_are_finite",
+        "probabilities",
+        "kept_are_shifted",
+        "log_probabilities",
+    ),
+    rests_on=(conduct["form"],),
+    given={"temperature": 1.0, "top_k": (None, 2, 1, 3), "top_p": (0.9, 0.5, None), "V": lambda size: size > 3},
+)
 def kept_logits_are_untouched(subject: Subject, example: Example) -> None:
     """Kept logits are the input's, bit for bit, and dropped ones −∞: so kept probabilities keep their ratios and sum to 1."""
     found = filtered(subject, example)
-    assert identical(found.out.value[found.kept], example.logits.double()[found.kept], witness=not bool(found.kept.all()))
+    assert identical(
+        found.out.value[found.kept], example.logits.double()[found.kept], witness=not bool(found.kept.all())
+    )
 
 
-@spec.holds("GEN-2", "GEN-3", kills=("threshold_of_first_row",), rests_on=(conduct["form"],), conventions={"row_dependence": "none"},
-            given={"N": lambda size: size > 1, "top_k": (2, 3, 5)})
+@spec.holds(
+    "GEN-2",
+    "GEN-3",
+    kills=("threshold_of_first_row",),
+    rests_on=(conduct["form"],),
+    conventions={"row_dependence": "none"},
+    given={"N": lambda size: size > 1, "top_k": (2, 3, 5)},
+)
 def rows_do_not_touch_each_other(subject: Subject, example: Example) -> None:
     """Replacing the other rows leaves a row's result as it was."""
     other = example.logits.clone()

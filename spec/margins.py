@@ -4,6 +4,7 @@ A choice (experts, kept tokens) is made by comparing numbers that carry bars. On
 not overlap. A choice can be reached when, by one of the numbers that implementations decide by (scores, or probabilities), no
 entry that was left out surely beats one that was taken: exactly the outcomes of some rounding within the bars.
 """
+
 from __future__ import annotations
 
 import math

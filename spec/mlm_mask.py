@@ -3,6 +3,7 @@
 Which tokens are chosen is chance: counts are binomial, and every test is exact (see `binomial` in the sampler's file). A thousand
 rows make a rate that is a tenth off, a favoured position or a shared pattern certain to be found.
 """
+
 from __future__ import annotations
 
 import math
@@ -46,8 +47,14 @@ class MlmMaskCases(Cases):
         special[:, -1] = flags["last_special"] and d["T"] > 3
         if flags["padded"]:
             special[::2, d["T"] // 2 + 1 :] = True
-        arguments: dict[str, Any] = {"ids": ids, "special": special, "mask_id": mask_id, "vocab_size": d["V"], "p": flags["p"],
-                                     "seed": 1 + 7919 * seed}
+        arguments: dict[str, Any] = {
+            "ids": ids,
+            "special": special,
+            "mask_id": mask_id,
+            "vocab_size": d["V"],
+            "p": flags["p"],
+            "seed": 1 + 7919 * seed,
+        }
         return Example(configuration, dtype, arguments)
 
 
@@ -64,16 +71,26 @@ def masked(mlm_mask: Subject, example: Example) -> Masked:
     """One call, found to give whole numbers; ends the example where it does not."""
     ids, labels = mlm_mask(**example)
     for name, got in (("ids", ids), ("labels", labels)):
-        if not fact(got.dtype == example.ids.dtype, f"{name} are {got.dtype}", expected=str(example.ids.dtype), decided=False,
-                    check=f"type of {name}"):
+        if not fact(
+            got.dtype == example.ids.dtype,
+            f"{name} are {got.dtype}",
+            expected=str(example.ids.dtype),
+            decided=False,
+            check=f"type of {name}",
+        ):
             raise ExampleOverError("no ids")
     return Masked(ids, labels, labels != IGNORED)
 
 
 def share(count: int, trials: int, low: float, high: float, alpha: float, text: str) -> None:
     """A count out of so many is one that a probability in low … high explains."""
-    assert statistic(binomial(count, trials, low, high), alpha, text=text, got=f"{count} of {trials}",
-                     expected=f"a share of {low:.4g}" + (f" to {high:.4g}" if high > low else ""))
+    assert statistic(
+        binomial(count, trials, low, high),
+        alpha,
+        text=text,
+        got=f"{count} of {trials}",
+        expected=f"a share of {low:.4g}" + (f" to {high:.4g}" if high > low else ""),
+    )
 
 
 def agree(mlm_mask: Subject, example: Example) -> None:
@@ -88,16 +105,31 @@ def agree(mlm_mask: Subject, example: Example) -> None:
 
 def _labels_fit(found: Masked, example: Example) -> None:
     wrong = found.chosen & (found.labels != example.ids)
-    assert fact(not bool(wrong.any()), "a label is not the original id", got=_values(found.labels, wrong),
-                expected=_values(example.ids, wrong), check="labels", decided=bool(found.chosen.any()))
+    assert fact(
+        not bool(wrong.any()),
+        "a label is not the original id",
+        got=_values(found.labels, wrong),
+        expected=_values(example.ids, wrong),
+        check="labels",
+        decided=bool(found.chosen.any()),
+    )
     changed = ~found.chosen & (found.ids != example.ids)
-    assert fact(not bool(changed.any()), "an id without a label is changed", got=_values(found.ids, changed),
-                expected=_values(example.ids, changed), check="unchosen ids")
+    assert fact(
+        not bool(changed.any()),
+        "an id without a label is changed",
+        got=_values(found.ids, changed),
+        expected=_values(example.ids, changed),
+        check="unchosen ids",
+    )
 
 
 def _special_kept(found: Masked, example: Example) -> None:
-    assert fact(not bool((found.chosen & example.special).any()), "a special token or padding is chosen", check="special tokens",
-                decided=bool(found.chosen.any()))
+    assert fact(
+        not bool((found.chosen & example.special).any()),
+        "a special token or padding is chosen",
+        check="special tokens",
+        decided=bool(found.chosen.any()),
+    )
 
 
 def _values(tensor: torch.Tensor, where: torch.Tensor) -> str:
@@ -110,41 +142,75 @@ MANY: dict[str, Any] = {"B": 1000, "T": (16, 17, 33)}
 ONE_BY_ONE, COUNTED = {"mlm_choice": "bernoulli"}, {"mlm_choice": "count"}
 
 
-@spec.holds("MLM-2", kills=("labels_after_masking", "labels_everywhere", "labels_zero_elsewhere", "labels_inverted"),
-            rests_on=(conduct["form"],))
+@spec.holds(
+    "MLM-2",
+    kills=("labels_after_masking", "labels_everywhere", "labels_zero_elsewhere", "labels_inverted"),
+    rests_on=(conduct["form"],),
+)
 def labels_hold_the_original_ids(mlm_mask: Subject, example: Example) -> None:
     """Labels hold the original id at chosen positions and −100 elsewhere; unchosen ids are unchanged."""
     found = masked(mlm_mask, example)
     _labels_fit(found, example)
-    assert fact(not bool(found.chosen[:, :1].any()), "a position that is never chosen has a label", check="labels elsewhere")
+    assert fact(
+        not bool(found.chosen[:, :1].any()), "a position that is never chosen has a label", check="labels elsewhere"
+    )
 
 
-@spec.holds("MLM-1", kills=("special_chosen", "special_inverted", "last_special_unprotected", "labels_everywhere"),
-            rests_on=(conduct["form"],), given={"T": (16, 17, 33)})
+@spec.holds(
+    "MLM-1",
+    kills=("special_chosen", "special_inverted", "last_special_unprotected", "labels_everywhere"),
+    rests_on=(conduct["form"],),
+    given={"T": (16, 17, 33)},
+)
 def special_tokens_are_never_chosen(mlm_mask: Subject, example: Example) -> None:
     """Special tokens and padding are never chosen."""
     _special_kept(masked(mlm_mask, example), example)
 
 
-@spec.holds("MLM-1", kills=("rate_fixed", "rate_too_low", "everything_chosen", "nothing_chosen"), conventions=ONE_BY_ONE,
-            rests_on=(conduct["form"],), statistical=ALPHA, given=MANY)
+@spec.holds(
+    "MLM-1",
+    kills=("rate_fixed", "rate_too_low", "everything_chosen", "nothing_chosen"),
+    conventions=ONE_BY_ONE,
+    rests_on=(conduct["form"],),
+    statistical=ALPHA,
+    given=MANY,
+)
 def share_of_chosen_tokens_is_p(mlm_mask: Subject, example: Example) -> None:
     """Each ordinary token is chosen with probability p."""
     found = masked(mlm_mask, example)
-    share(int(found.chosen.sum()), int((~example.special).sum()), example.p, example.p, ALPHA, "the share of chosen tokens is not p")
+    share(
+        int(found.chosen.sum()),
+        int((~example.special).sum()),
+        example.p,
+        example.p,
+        ALPHA,
+        "the share of chosen tokens is not p",
+    )
 
 
-@spec.holds("MLM-1", kills=("count_unsteady",), conventions=COUNTED, rests_on=(conduct["form"],), given=MANY | {"p": (0.5, 0.3)})
+@spec.holds(
+    "MLM-1", kills=("count_unsteady",), conventions=COUNTED, rests_on=(conduct["form"],), given=MANY | {"p": (0.5, 0.3)}
+)
 def count_of_chosen_tokens_is_fixed_where_declared(mlm_mask: Subject, example: Example) -> None:
     """Each row has its share of chosen tokens, rounded to a whole number either way, and at least one."""
     chosen, wanted = masked(mlm_mask, example).chosen.sum(-1), example.p * (~example.special).sum(-1)
     fits = ((chosen - wanted).abs() < 1) | ((chosen == 1) & (wanted < 1))
-    assert fact(bool(fits.all()), "a row's count is not its share", got=str(chosen[~fits][:4].tolist()),
-                expected=f"about {wanted[~fits][:4].tolist()}", check="chosen tokens a row")
+    assert fact(
+        bool(fits.all()),
+        "a row's count is not its share",
+        got=str(chosen[~fits][:4].tolist()),
+        expected=f"about {wanted[~fits][:4].tolist()}",
+        check="chosen tokens a row",
+    )
 
 
-@spec.holds("MLM-1", kills=("early_positions_favoured", "last_position_never_chosen", "rows_share_pattern"),
-            rests_on=(conduct["form"],), statistical=ALPHA, given=MANY | {"p": (0.5, 0.3)})
+@spec.holds(
+    "MLM-1",
+    kills=("early_positions_favoured", "last_position_never_chosen", "rows_share_pattern"),
+    rests_on=(conduct["form"],),
+    statistical=ALPHA,
+    given=MANY | {"p": (0.5, 0.3)},
+)
 def positions_are_chosen_alike(mlm_mask: Subject, example: Example) -> None:
     """Every position is chosen as often as its rows' share says: none is favoured, and rows are drawn apart."""
     found, eligible = masked(mlm_mask, example), ~example.special
@@ -153,8 +219,14 @@ def positions_are_chosen_alike(mlm_mask: Subject, example: Example) -> None:
     for t in tested:
         rows = eligible[:, t]
         low, high = float(likely[0][rows].min()), float(likely[1][rows].max())
-        share(int(found.chosen[rows, t].sum()), int(rows.sum()), low, high, ALPHA / len(tested),
-              f"position {t} is not chosen as often as it should be")
+        share(
+            int(found.chosen[rows, t].sum()),
+            int(rows.sum()),
+            low,
+            high,
+            ALPHA / len(tested),
+            f"position {t} is not chosen as often as it should be",
+        )
 
 
 def _likely(mlm_mask: Subject, example: Example) -> tuple[torch.Tensor, torch.Tensor]:
@@ -166,38 +238,80 @@ def _likely(mlm_mask: Subject, example: Example) -> tuple[torch.Tensor, torch.Te
     return wanted.floor() / count.clamp(min=1), (wanted.ceil().clamp(min=1) / count.clamp(min=1)).clamp(max=1)
 
 
-@spec.holds("MLM-1", kills=("fixed_count", "rows_share_pattern"), conventions=ONE_BY_ONE,
-            rests_on=(share_of_chosen_tokens_is_p,), statistical=ALPHA, given=MANY | {"padded": False, "p": (0.5, 0.3)})
+@spec.holds(
+    "MLM-1",
+    kills=("fixed_count", "rows_share_pattern"),
+    conventions=ONE_BY_ONE,
+    rests_on=(share_of_chosen_tokens_is_p,),
+    statistical=ALPHA,
+    given=MANY | {"padded": False, "p": (0.5, 0.3)},
+)
 def counts_vary_as_independent_choices_do(mlm_mask: Subject, example: Example) -> None:
     """The number of chosen tokens of a row varies from row to row as that of independent choices does."""
     counts, size = masked(mlm_mask, example).chosen.sum(-1), int((~example.special[0]).sum())
     usual = round(example.p * size)
     likely = float(binom.pmf(usual, size, example.p))
-    share(int((counts == usual).sum()), len(counts), likely, likely, ALPHA, f"rows with {usual} chosen tokens are too many or too few")
+    share(
+        int((counts == usual).sum()),
+        len(counts),
+        likely,
+        likely,
+        ALPHA,
+        f"rows with {usual} chosen tokens are too many or too few",
+    )
 
 
-@spec.holds("MLM-1", kills=("chosen_in_runs",), conventions=ONE_BY_ONE, rests_on=(share_of_chosen_tokens_is_p,),
-            statistical=2 * ALPHA, given=MANY | {"padded": False, "p": (0.5, 0.3)})
+@spec.holds(
+    "MLM-1",
+    kills=("chosen_in_runs",),
+    conventions=ONE_BY_ONE,
+    rests_on=(share_of_chosen_tokens_is_p,),
+    statistical=2 * ALPHA,
+    given=MANY | {"padded": False, "p": (0.5, 0.3)},
+)
 def neighbours_are_chosen_independently(mlm_mask: Subject, example: Example) -> None:
     """Two neighbours are both chosen with probability p²."""
     inner = masked(mlm_mask, example).chosen[:, 1:-1]
     for start in (0, 1):
         both = inner[:, start:-1:2] & inner[:, start + 1 :: 2]
-        share(int(both.sum()), both.numel(), example.p**2, example.p**2, ALPHA, "neighbours are chosen together too often or too seldom")
+        share(
+            int(both.sum()),
+            both.numel(),
+            example.p**2,
+            example.p**2,
+            ALPHA,
+            "neighbours are chosen together too often or too seldom",
+        )
 
 
-@spec.holds("MLM-1", kills=("ids_unchanged", "wrong_mask_id", "some_kept"), conventions={"mlm_replace": "mask_only"},
-            rests_on=(labels_hold_the_original_ids,))
+@spec.holds(
+    "MLM-1",
+    kills=("ids_unchanged", "wrong_mask_id", "some_kept"),
+    conventions={"mlm_replace": "mask_only"},
+    rests_on=(labels_hold_the_original_ids,),
+)
 def chosen_tokens_become_the_mask(mlm_mask: Subject, example: Example) -> None:
     """Every chosen token becomes the mask."""
     found = masked(mlm_mask, example)
     wrong = found.chosen & (found.ids != example.mask_id)
-    assert fact(not bool(wrong.any()), "a chosen token does not become the mask", got=_values(found.ids, wrong),
-                expected=str(example.mask_id), check="chosen ids", decided=bool(found.chosen.any()))
+    assert fact(
+        not bool(wrong.any()),
+        "a chosen token does not become the mask",
+        got=_values(found.ids, wrong),
+        expected=str(example.mask_id),
+        check="chosen ids",
+        decided=bool(found.chosen.any()),
+    )
 
 
-@spec.holds("MLM-1", kills=("all_hidden", "none_kept", "random_from_lower_half"), conventions={"mlm_replace": "bert"},
-            rests_on=(labels_hold_the_original_ids,), statistical=4 * ALPHA, given=MANY | {"p": (0.5, 0.3), "V": (101, 1000)})
+@spec.holds(
+    "MLM-1",
+    kills=("all_hidden", "none_kept", "random_from_lower_half"),
+    conventions={"mlm_replace": "bert"},
+    rests_on=(labels_hold_the_original_ids,),
+    statistical=4 * ALPHA,
+    given=MANY | {"p": (0.5, 0.3), "V": (101, 1000)},
+)
 def replacement_is_80_10_10_where_declared(mlm_mask: Subject, example: Example) -> None:
     """Of the chosen tokens 80 % become the mask, 10 % a random id, and 10 % stay.
 
@@ -212,7 +326,14 @@ def replacement_is_80_10_10_where_declared(mlm_mask: Subject, example: Example) 
     share(int(stayed.sum()), chosen, 0.1, 0.1 + slack, ALPHA, "the share of tokens that stay is not 10 %")
     share(int(other.sum()), chosen, 0.1 - 2 * slack, 0.1, ALPHA, "the share of random ids is not 10 %")
     upper, edge = other & (found.ids >= example.vocab_size // 2), 3 / example.vocab_size
-    share(int(upper.sum()), int(other.sum()), 0.5 - edge, 0.5 + edge, ALPHA, "random ids do not come from the whole vocabulary")
+    share(
+        int(upper.sum()),
+        int(other.sum()),
+        0.5 - edge,
+        0.5 + edge,
+        ALPHA,
+        "random ids do not come from the whole vocabulary",
+    )
 
 
 @spec.holds("MLM-2", kills=("seed_ignored",), rests_on=(conduct["form"],), given=MANY)
@@ -221,14 +342,31 @@ def same_seed_gives_the_same_choice(mlm_mask: Subject, example: Example) -> None
     first = masked(mlm_mask, example)
     masked(mlm_mask, example.but(seed=example.seed + 1))
     again = masked(mlm_mask, example)
-    assert fact(torch.equal(first.labels, again.labels) and torch.equal(first.ids, again.ids), "two calls with one seed differ",
-                check="choice", decided=bool(first.chosen.any()))
+    assert fact(
+        torch.equal(first.labels, again.labels) and torch.equal(first.ids, again.ids),
+        "two calls with one seed differ",
+        check="choice",
+        decided=bool(first.chosen.any()),
+    )
 
 
-@spec.holds("MLM-1", kills=("seed_constant",), conventions=ONE_BY_ONE, rests_on=(share_of_chosen_tokens_is_p,), statistical=ALPHA,
-            given=MANY)
+@spec.holds(
+    "MLM-1",
+    kills=("seed_constant",),
+    conventions=ONE_BY_ONE,
+    rests_on=(share_of_chosen_tokens_is_p,),
+    statistical=ALPHA,
+    given=MANY,
+)
 def another_seed_gives_another_choice(mlm_mask: Subject, example: Example) -> None:
     """Two seeds choose a token both with probability p²."""
     both = masked(mlm_mask, example).chosen & masked(mlm_mask, example.but(seed=example.seed + 1)).chosen
     square = example.p**2
-    share(int(both.sum()), int((~example.special).sum()), square, math.nextafter(square, 1), ALPHA, "choices of two seeds are not independent")
+    share(
+        int(both.sum()),
+        int((~example.special).sum()),
+        square,
+        math.nextafter(square, 1),
+        ALPHA,
+        "choices of two seeds are not independent",
+    )

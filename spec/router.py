@@ -3,6 +3,7 @@
 Weights are compared with the formula on the implementation's own choice of experts, once that choice is one that its scores'
 bars allow: a near-tie never fails a right implementation, and weights stay sharp everywhere.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -21,15 +22,30 @@ from assay.spec.conduct import add_conduct
 from assay.spec.margins import certain, evaluated, membership, reachable
 from assay.subject import Subject
 
-FAMILIES = ("integers", "normal", "peaked", "very_peaked", "positive", "small", "cancelling", "heavy", "one_hot", "constant")
+FAMILIES = (
+    "integers",
+    "normal",
+    "peaked",
+    "very_peaked",
+    "positive",
+    "small",
+    "cancelling",
+    "heavy",
+    "one_hot",
+    "constant",
+)
 
 
 class RouterCases(Cases):
     """N tokens, E experts, K of them for each; ties (small integers, constant rows), close scores, many experts."""
 
     kind = "router"
-    dims = {"N": (5, 1, 2, 3, 7, 16, 33, 0), "C": (4, 1, 2, 3, 8, 16, 33), "E": (4, 1, 2, 3, 5, 8, 16, 33),
-            "K": (2, 1, 3, 4, 8)}
+    dims = {
+        "N": (5, 1, 2, 3, 7, 16, 33, 0),
+        "C": (4, 1, 2, 3, 8, 16, 33),
+        "E": (4, 1, 2, 3, 5, 8, 16, 33),
+        "K": (2, 1, 3, 4, 8),
+    }
     families = FAMILIES
 
     def adapt(self, configuration: Configuration, claims: Declaration) -> Configuration | None:
@@ -95,9 +111,14 @@ def routed(router: Subject, example: Example) -> Routed:
     possible = reachable(numbers, membership(indices, experts))
     sure = certain(numbers, example.top_k)
     wrong = int((~possible).sum())
-    if not fact(wrong == 0, f"{wrong} of {len(possible)} tokens leave out an expert whose score surely beats a chosen one",
-                got=_first(indices, ~possible), expected=_first(router.exact(**example)[1], ~possible),
-                decided=bool(sure.any()) and example.top_k < experts, check="choice of experts"):
+    if not fact(
+        wrong == 0,
+        f"{wrong} of {len(possible)} tokens leave out an expert whose score surely beats a chosen one",
+        got=_first(indices, ~possible),
+        expected=_first(router.exact(**example)[1], ~possible),
+        decided=bool(sure.any()) and example.top_k < experts,
+        check="choice of experts",
+    ):
         raise ExampleOverError("wrong experts")
     allowed, formula = router.bars(**example, indices=indices)[0], router.exact(**example, indices=indices)[0]
     return Routed(Bounded(weights.value, allowed.bar), formula, indices, sure, experts)
@@ -110,13 +131,21 @@ def _first(indices: torch.Tensor, wrong: torch.Tensor) -> str:
 
 def _require_legal(indices: torch.Tensor, experts: int) -> None:
     whole = not indices.is_floating_point() and indices.dtype != torch.bool
-    if not fact(whole, f"indices are {indices.dtype}", expected="integers", check="type of indices", decided=indices.numel() > 0):
+    if not fact(
+        whole, f"indices are {indices.dtype}", expected="integers", check="type of indices", decided=indices.numel() > 0
+    ):
         raise ExampleOverError("no integers")
     inside = bool(((indices >= 0) & (indices < experts)).all())
     ordered = indices.long().sort(-1).values
     distinct = not bool((ordered[..., 1:] == ordered[..., :-1]).any())
-    if not fact(inside and distinct, "indices are not distinct experts", got=str(indices[:1].tolist()),
-                expected=f"distinct numbers from 0 to {experts - 1}", check="indices", decided=indices.numel() > 0):
+    if not fact(
+        inside and distinct,
+        "indices are not distinct experts",
+        got=str(indices[:1].tolist()),
+        expected=f"distinct numbers from 0 to {experts - 1}",
+        check="indices",
+        decided=indices.numel() > 0,
+    ):
         raise ExampleOverError("no experts")
 
 
@@ -131,27 +160,57 @@ conduct = add_conduct(spec, agree=agree)
 SHARED = {"router": "softmax_of_topk"}
 
 
-@spec.holds("MOE-1", kills=("not_renormalised", "raw_scores_as_weights", "sigmoid_weights", "sigmoid_normalised", "equal_weights",
-                            "temperature_two", "scaled_like_attention", "softmax_over_tokens", "no_shift",
-                            "weights_and_indices_out_of_step", "renormalised_against_declaration"), rests_on=(conduct["form"],))
+@spec.holds(
+    "MOE-1",
+    kills=(
+        "not_renormalised",
+        "raw_scores_as_weights",
+        "sigmoid_weights",
+        "sigmoid_normalised",
+        "equal_weights",
+        "temperature_two",
+        "scaled_like_attention",
+        "softmax_over_tokens",
+        "no_shift",
+        "weights_and_indices_out_of_step",
+        "renormalised_against_declaration",
+    ),
+    rests_on=(conduct["form"],),
+)
 def weights_are_the_formula(router: Subject, example: Example) -> None:
     """The weights are the softmax over the chosen scores (or the declared variant), each at its expert."""
     found = routed(router, example)
     assert found.weights == found.formula
 
 
-@spec.holds("MOE-2", kills=("one_expert_twice", "one_expert_more", "indices_floating", "not_renormalised", "sigmoid_weights"),
-            conventions=SHARED, rests_on=(conduct["form"],))
+@spec.holds(
+    "MOE-2",
+    kills=("one_expert_twice", "one_expert_more", "indices_floating", "not_renormalised", "sigmoid_weights"),
+    conventions=SHARED,
+    rests_on=(conduct["form"],),
+)
 def weights_of_k_distinct_experts_sum_to_one(router: Subject, example: Example) -> None:
     """Every token gets K distinct experts, with weights that are not negative and sum to 1."""
     found = routed(router, example)
-    assert fact(bool((found.weights.value >= 0).all()), "a weight is negative or NaN", check="weights >= 0", decided=False)
+    assert fact(
+        bool((found.weights.value >= 0).all()), "a weight is negative or NaN", check="weights >= 0", decided=False
+    )
     assert found.weights.sum(-1) == 1
 
 
-@spec.holds("MOE-3", kills=("lowest_chosen", "chosen_by_magnitude", "last_expert_never_chosen", "last_choice_one_too_far",
-                            "chosen_from_bfloat16", "routed_like_first_token"), rests_on=(conduct["form"],),
-            given={"E": lambda size: size > 1, "K": (1, 2, 3)})
+@spec.holds(
+    "MOE-3",
+    kills=(
+        "lowest_chosen",
+        "chosen_by_magnitude",
+        "last_expert_never_chosen",
+        "last_choice_one_too_far",
+        "chosen_from_bfloat16",
+        "routed_like_first_token",
+    ),
+    rests_on=(conduct["form"],),
+    given={"E": lambda size: size > 1, "K": (1, 2, 3)},
+)
 def best_experts_are_chosen(router: Subject, example: Example) -> None:
     """Every expert whose score beats the K-th by more than the rounding bound is chosen.
 
@@ -160,8 +219,13 @@ def best_experts_are_chosen(router: Subject, example: Example) -> None:
     routed(router, example)
 
 
-@spec.holds("MOE-5", kills=("sigmoid_weights", "temperature_two", "softmax_over_tokens"), conventions=SHARED,
-            rests_on=(conduct["form"],), given={"K": "E"})
+@spec.holds(
+    "MOE-5",
+    kills=("sigmoid_weights", "temperature_two", "softmax_over_tokens"),
+    conventions=SHARED,
+    rests_on=(conduct["form"],),
+    given={"K": "E"},
+)
 def all_experts_give_the_dense_softmax(router: Subject, example: Example) -> None:
     """With K = E the weights are the softmax over all scores."""
     found = routed(router, example)
@@ -169,15 +233,27 @@ def all_experts_give_the_dense_softmax(router: Subject, example: Example) -> Non
     assert found.by_expert == dense
 
 
-@spec.holds("MOE-5", kills=("not_renormalised", "raw_scores_as_weights", "sigmoid_weights"), conventions=SHARED,
-            rests_on=(conduct["form"],), given={"K": 1})
+@spec.holds(
+    "MOE-5",
+    kills=("not_renormalised", "raw_scores_as_weights", "sigmoid_weights"),
+    conventions=SHARED,
+    rests_on=(conduct["form"],),
+    given={"K": 1},
+)
 def one_expert_has_weight_one(router: Subject, example: Example) -> None:
     """With K = 1 the one weight is exactly 1."""
     assert identical(routed(router, example).weights.value, 1.0)
 
 
-@spec.holds("MOE-5", "MOE-11", kills=("single_weight_keeps_gradient",), conventions=SHARED, gradient=True,
-            rests_on=(one_expert_has_weight_one,), given={"K": 1, "N": lambda size: size > 0})
+@spec.holds(
+    "MOE-5",
+    "MOE-11",
+    kills=("single_weight_keeps_gradient",),
+    conventions=SHARED,
+    gradient=True,
+    rests_on=(one_expert_has_weight_one,),
+    given={"K": 1, "N": lambda size: size > 0},
+)
 def one_expert_gives_no_router_gradient(router: Subject, example: Example) -> None:
     """With K = 1 the router's gradient is 0: a weight that is always 1 tells it nothing."""
     gradients, _ = gradients_of_choice(router, example)
@@ -185,8 +261,12 @@ def one_expert_gives_no_router_gradient(router: Subject, example: Example) -> No
     assert gradients["x"].abs() <= 0.0
 
 
-@spec.holds("MOE-6", kills=("last_expert_never_chosen", "lowest_chosen"), rests_on=(best_experts_are_chosen,),
-            given={"E": lambda size: size > 1, "N": lambda size: size > 0})
+@spec.holds(
+    "MOE-6",
+    kills=("last_expert_never_chosen", "lowest_chosen"),
+    rests_on=(best_experts_are_chosen,),
+    given={"E": lambda size: size > 1, "N": lambda size: size > 0},
+)
 def permuting_experts_changes_nothing(router: Subject, example: Example) -> None:
     """Permuting the rows of the router's matrix renames the experts and changes nothing else."""
     order = example.permutation("experts", example.w_router.shape[0])
@@ -195,8 +275,12 @@ def permuting_experts_changes_nothing(router: Subject, example: Example) -> None
     assert after.by_expert[sure] == before.by_expert[:, order][sure]
 
 
-@spec.holds("MOE-7", kills=("routed_like_first_token", "scores_centred_over_batch", "softmax_over_tokens"),
-            rests_on=(weights_are_the_formula,), given={"N": lambda size: size > 1})
+@spec.holds(
+    "MOE-7",
+    kills=("routed_like_first_token", "scores_centred_over_batch", "softmax_over_tokens"),
+    rests_on=(weights_are_the_formula,),
+    given={"N": lambda size: size > 1},
+)
 def order_and_batch_do_not_matter(router: Subject, example: Example) -> None:
     """A token is routed the same in another order and in a batch of its own."""
     whole, order = routed(router, example), example.permutation("tokens", example.x.shape[0])
@@ -206,8 +290,12 @@ def order_and_batch_do_not_matter(router: Subject, example: Example) -> None:
     assert alone.by_expert[whole.certain[:1]] == whole.by_expert[:1][whole.certain[:1]]
 
 
-@spec.holds("MOE-7", kills=("scores_centred_over_batch", "softmax_over_tokens"), rests_on=(weights_are_the_formula,),
-            given={"N": lambda size: size > 1})
+@spec.holds(
+    "MOE-7",
+    kills=("scores_centred_over_batch", "softmax_over_tokens"),
+    rests_on=(weights_are_the_formula,),
+    given={"N": lambda size: size > 1},
+)
 def other_tokens_do_not_matter(router: Subject, example: Example) -> None:
     """Replacing the other tokens, by far larger ones, leaves a token's experts and weights as they were."""
     before, other = routed(router, example), example.x.clone()
@@ -233,11 +321,18 @@ def gradients_of_choice(router: Subject, example: Example) -> tuple[dict[str, Bo
     exact = router.exact_gradients(upstream=up, wrt=names, **given)
     got = {name: answer.gradients.get(name) for name in names}
     zero = {name: torch.zeros_like(bars[name].value) for name in names}
-    return {name: Bounded(zero[name] if got[name] is None else got[name].double(), bars[name].bar) for name in names}, exact
+    return {
+        name: Bounded(zero[name] if got[name] is None else got[name].double(), bars[name].bar) for name in names
+    }, exact
 
 
-@spec.holds("MOE-11", kills=("weights_detached", "gradient_without_row_sum", "gradient_of_dense_softmax"), gradient=True,
-            rests_on=(weights_are_the_formula,), given={"N": lambda size: size > 0})
+@spec.holds(
+    "MOE-11",
+    kills=("weights_detached", "gradient_without_row_sum", "gradient_of_dense_softmax"),
+    gradient=True,
+    rests_on=(weights_are_the_formula,),
+    given={"N": lambda size: size > 0},
+)
 def gradient_is_the_formula(router: Subject, example: Example) -> None:
     """The gradients of tokens and router are those of the weights, with the choice held fixed."""
     got, want = gradients_of_choice(router, example)
@@ -245,8 +340,14 @@ def gradient_is_the_formula(router: Subject, example: Example) -> None:
     assert got["x"] == want["x"]
 
 
-@spec.holds("MOE-11", kills=("gradient_of_dense_softmax", "gradient_without_row_sum"), gradient=True, conventions=SHARED,
-            rests_on=(gradient_is_the_formula,), given={"E": lambda size: size > 2, "K": (2, 3)})
+@spec.holds(
+    "MOE-11",
+    kills=("gradient_of_dense_softmax", "gradient_without_row_sum"),
+    gradient=True,
+    conventions=SHARED,
+    rests_on=(gradient_is_the_formula,),
+    given={"E": lambda size: size > 2, "K": (2, 3)},
+)
 def gradient_comes_through_chosen_scores(router: Subject, example: Example) -> None:
     """Scores that were not chosen get no gradient, and those of the chosen sum to 0.
 

@@ -4,6 +4,7 @@ Counts of independent draws are binomial, so every test here is exact: the tail 
 bar that the implementation's own arithmetic may give it, that suits the count best. One decision covers many tests, each at its
 share of the false-alarm rate. With 20,000 draws a probability that is 4 points off is found with near certainty.
 """
+
 from __future__ import annotations
 
 import math
@@ -55,16 +56,22 @@ def drawn(sampler: Subject, example: Example) -> torch.Tensor:
     size = example.logits.shape[0]
     if not fact(ids.dtype == torch.int64, f"ids are {ids.dtype}", expected="int64", check="type of ids", decided=False):
         raise ExampleOverError("no ids")
-    if not fact(bool(((ids >= 0) & (ids < size)).all()), "an id lies outside the vocabulary", got=str(int(ids.max())),
-                expected=f"0 to {size - 1}", check="range of ids", decided=False):
+    if not fact(
+        bool(((ids >= 0) & (ids < size)).all()),
+        "an id lies outside the vocabulary",
+        got=str(int(ids.max())),
+        expected=f"0 to {size - 1}",
+        check="range of ids",
+        decided=False,
+    ):
         raise ExampleOverError("no ids")
     return ids
 
 
 def probabilities(sampler: Subject, example: Example) -> Bounded:
     """The softmax with the bar of what the implementation's arithmetic may make of it."""
-    (likely,) = evaluated(sampler, PROBABILITIES, logits=example.logits)
-    return likely
+    found: Bounded = evaluated(sampler, PROBABILITIES, logits=example.logits)[0]
+    return found
 
 
 def binomial(count: int, trials: int, low: float, high: float) -> float:
@@ -80,8 +87,13 @@ def frequencies_fit(sampler: Subject, example: Example, ids: torch.Tensor) -> No
     low, high = (likely.value - likely.bar).tolist(), (likely.value + likely.bar).tolist()
     found = [binomial(count, len(ids), low[i], high[i]) for i, count in enumerate(counts)]
     worst = min(range(len(found)), key=found.__getitem__)
-    assert statistic(min(1.0, found[worst] * len(found)), ALPHA, text=f"token {worst} is not drawn as often as its probability says",
-                     got=f"{counts[worst]} of {len(ids)}", expected=f"a share of {float(likely.value[worst]):.4g}")
+    assert statistic(
+        min(1.0, found[worst] * len(found)),
+        ALPHA,
+        text=f"token {worst} is not drawn as often as its probability says",
+        got=f"{counts[worst]} of {len(ids)}",
+        expected=f"a share of {float(likely.value[worst]):.4g}",
+    )
 
 
 def agreement_fits(sampler: Subject, example: Example, first: torch.Tensor, second: torch.Tensor, what: str) -> None:
@@ -92,8 +104,13 @@ def agreement_fits(sampler: Subject, example: Example, first: torch.Tensor, seco
     equal = int((first == second).sum())
     p_value = binomial(equal, len(first), low, high)
     fact(True, "", decided=high < 0.9, check="more than one token is likely")
-    assert statistic(p_value, ALPHA, text=f"{what} are not independent", got=f"{equal} of {len(first)} agree",
-                     expected=f"a share of {low:.4g} to {high:.4g}")
+    assert statistic(
+        p_value,
+        ALPHA,
+        text=f"{what} are not independent",
+        got=f"{equal} of {len(first)} agree",
+        expected=f"a share of {low:.4g} to {high:.4g}",
+    )
 
 
 def impossible(example: Example, ids: torch.Tensor) -> bool:
@@ -113,16 +130,37 @@ conduct = add_conduct(spec, agree=agree)
 SEVERAL: dict[str, Any] = {"V": lambda size: size > 1}
 
 
-@spec.holds("GEN-5", kills=("last_token_ignored", "first_token_favoured", "temperature_slightly_off", "uniform", "greedy",
-                            "linear_in_logits", "index_one_too_high", "one_draw_repeated", "without_replacement",
-                            "falls_back_to_first"), rests_on=(conduct["form"],), statistical=ALPHA, given=SEVERAL)
+@spec.holds(
+    "GEN-5",
+    kills=(
+        "last_token_ignored",
+        "first_token_favoured",
+        "temperature_slightly_off",
+        "uniform",
+        "greedy",
+        "linear_in_logits",
+        "index_one_too_high",
+        "one_draw_repeated",
+        "without_replacement",
+        "falls_back_to_first",
+    ),
+    rests_on=(conduct["form"],),
+    statistical=ALPHA,
+    given=SEVERAL,
+)
 def tokens_come_with_their_frequencies(sampler: Subject, example: Example) -> None:
     """Each token is drawn as often as its softmax probability says."""
     frequencies_fit(sampler, example, drawn(sampler, example))
 
 
-@spec.holds("GEN-5", kills=("coarse_uniform_numbers", "last_token_ignored", "greedy"), rests_on=(conduct["form"],),
-            statistical=ALPHA, dtypes=("float64", "float32"), given={"V": (16, 17), "masked": False, "shift": 0.0})
+@spec.holds(
+    "GEN-5",
+    kills=("coarse_uniform_numbers", "last_token_ignored", "greedy"),
+    rests_on=(conduct["form"],),
+    statistical=ALPHA,
+    dtypes=("float64", "float32"),
+    given={"V": (16, 17), "masked": False, "shift": 0.0},
+)
 def rare_tokens_are_drawn(sampler: Subject, example: Example) -> None:
     """Tokens of probability 1/128 and less are drawn as often as they should be."""
     logits = torch.zeros_like(example.logits)
@@ -132,8 +170,13 @@ def rare_tokens_are_drawn(sampler: Subject, example: Example) -> None:
     frequencies_fit(sampler, rare, drawn(sampler, rare))
 
 
-@spec.holds("GEN-5", kills=("draws_in_pairs", "draws_sorted", "one_draw_repeated"), rests_on=(tokens_come_with_their_frequencies,),
-            statistical=2 * ALPHA, given=SEVERAL)
+@spec.holds(
+    "GEN-5",
+    kills=("draws_in_pairs", "draws_sorted", "one_draw_repeated"),
+    rests_on=(tokens_come_with_their_frequencies,),
+    statistical=2 * ALPHA,
+    given=SEVERAL,
+)
 def draws_do_not_depend_on_each_other(sampler: Subject, example: Example) -> None:
     """Neighbouring draws agree as often as independent ones do."""
     ids = drawn(sampler, example)
@@ -142,19 +185,35 @@ def draws_do_not_depend_on_each_other(sampler: Subject, example: Example) -> Non
         agreement_fits(sampler, example, pairs[:, 0], pairs[:, 1], "neighbouring draws")
 
 
-@spec.holds("GEN-5", kills=("seed_constant",), rests_on=(tokens_come_with_their_frequencies,), statistical=ALPHA, given=SEVERAL)
+@spec.holds(
+    "GEN-5", kills=("seed_constant",), rests_on=(tokens_come_with_their_frequencies,), statistical=ALPHA, given=SEVERAL
+)
 def another_seed_gives_other_draws(sampler: Subject, example: Example) -> None:
     """Two seeds give draws that agree as often as independent ones do."""
-    agreement_fits(sampler, example, drawn(sampler, example), drawn(sampler, example.but(seed=example.seed + 1)), "draws of two seeds")
+    agreement_fits(
+        sampler,
+        example,
+        drawn(sampler, example),
+        drawn(sampler, example.but(seed=example.seed + 1)),
+        "draws of two seeds",
+    )
 
 
-@spec.holds("GEN-8", kills=("impossible_token_drawn", "index_one_too_high"), rests_on=(conduct["form"],),
-            given={"masked": True, "V": (5, 7, 16, 17)})
+@spec.holds(
+    "GEN-8",
+    kills=("impossible_token_drawn", "index_one_too_high"),
+    rests_on=(conduct["form"],),
+    given={"masked": True, "V": (5, 7, 16, 17)},
+)
 def impossible_tokens_are_never_drawn(sampler: Subject, example: Example) -> None:
     """A token whose logit is −∞ is never drawn."""
     ids = drawn(sampler, example)
-    assert fact(not impossible(example, ids), "a token of probability 0 is drawn", check="support",
-                decided=bool((example.logits == -math.inf).any()))
+    assert fact(
+        not impossible(example, ids),
+        "a token of probability 0 is drawn",
+        check="support",
+        decided=bool((example.logits == -math.inf).any()),
+    )
 
 
 @spec.holds("GEN-8", kills=("seed_ignored",), rests_on=(conduct["form"],), given=SEVERAL)
@@ -162,8 +221,12 @@ def same_seed_gives_the_same_draws(sampler: Subject, example: Example) -> None:
     """The same logits and seed give the same draws, also after draws with another seed."""
     first = drawn(sampler, example)
     drawn(sampler, example.but(seed=example.seed + 1))
-    assert fact(torch.equal(drawn(sampler, example), first), "two calls with one seed differ", check="draws",
-                decided=bool((first != first[0]).any()))
+    assert fact(
+        torch.equal(drawn(sampler, example), first),
+        "two calls with one seed differ",
+        check="draws",
+        decided=bool((first != first[0]).any()),
+    )
 
 
 @spec.holds("GEN-5", kills=("narrow_ids", "one_sample_fewer"), given={"V": lambda size: size > 1})

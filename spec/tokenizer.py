@@ -3,6 +3,7 @@
 Texts hold what byte-level tokenizers must bring back: all scripts, combining marks in either form, zero bytes, white space at
 the ends, and characters outside the basic plane.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -45,7 +46,11 @@ class TokenizerCases(Cases):
         alphabet = "".join(ALPHABETS.values()) if name == "mixed" else ALPHABETS[name]
         texts = []
         for row in range(configuration.dims["B"]):
-            length = configuration.dims["T"] if row == 0 else int(torch.randint(0, configuration.dims["T"] + 1, (), generator=source))
+            length = (
+                configuration.dims["T"]
+                if row == 0
+                else int(torch.randint(0, configuration.dims["T"] + 1, (), generator=source))
+            )
             places = torch.randint(0, len(alphabet), (length,), generator=source).tolist()
             texts.append("".join(alphabet[place] for place in places))
         return Example(configuration, dtype, {}, {"texts": [*texts, alphabet]})
@@ -65,8 +70,14 @@ class Batch:
 def encoded(tokenizer: Subject, text: str) -> list[int]:
     """The ids of a text, found to be a list of whole numbers; ends the example where they are not."""
     ids = tokenizer.method("encode", text)
-    if not fact(isinstance(ids, list) and all(type(i) is int for i in ids), "encode gives no list of whole numbers",
-                got=type(ids).__name__, expected="list[int]", check="result of encode", decided=False):
+    if not fact(
+        isinstance(ids, list) and all(type(i) is int for i in ids),
+        "encode gives no list of whole numbers",
+        got=type(ids).__name__,
+        expected="list[int]",
+        check="result of encode",
+        decided=False,
+    ):
         raise ExampleOverError("no ids")
     return list(ids)
 
@@ -78,27 +89,51 @@ def padded(tokenizer: Subject, sequences: list[list[int]], **options: Any) -> Ba
     if not fact(tensors, "pad gives no pair of tensors", expected="(ids, mask)", check="result of pad", decided=False):
         raise ExampleOverError("no batch")
     ids, mask = got
-    if not fact(ids.dtype == torch.int64 and mask.dtype == torch.bool, f"ids are {ids.dtype}, the mask is {mask.dtype}",
-                expected="int64 and bool", check="types of ids and mask"):
+    if not fact(
+        ids.dtype == torch.int64 and mask.dtype == torch.bool,
+        f"ids are {ids.dtype}, the mask is {mask.dtype}",
+        expected="int64 and bool",
+        check="types of ids and mask",
+    ):
         raise ExampleOverError("wrong types")
-    if not fact(ids.shape == mask.shape and ids.dim() == 2 and len(ids) == len(sequences), f"ids are {tuple(ids.shape)}, the mask "
-                f"is {tuple(mask.shape)}", expected=f"({len(sequences)}, T) both", check="shapes of ids and mask"):
+    if not fact(
+        ids.shape == mask.shape and ids.dim() == 2 and len(ids) == len(sequences),
+        f"ids are {tuple(ids.shape)}, the mask is {tuple(mask.shape)}",
+        expected=f"({len(sequences)}, T) both",
+        check="shapes of ids and mask",
+    ):
         raise ExampleOverError("wrong shapes")
     return Batch(ids, mask)
 
 
 def holds(tokenizer: Subject, batch: Batch, wanted: list[list[int]], size: int, side: str) -> None:
     """The batch holds these ids on the side away from the padding, pad_id elsewhere, and a mask that says which are real."""
-    assert fact(batch.ids.shape[1] == size, f"the batch is {batch.ids.shape[1]} long", expected=str(size), check="length of the batch")
+    assert fact(
+        batch.ids.shape[1] == size,
+        f"the batch is {batch.ids.shape[1]} long",
+        expected=str(size),
+        check="length of the batch",
+    )
     pad_id = tokenizer.method("pad_id")
     for row, ids in enumerate(wanted):
         empty = [pad_id] * (size - len(ids))
         full = [*ids, *empty] if side == "right" else [*empty, *ids]
         real = [True] * len(ids) + [False] * len(empty)
-        assert fact(batch.ids[row].tolist() == full, f"row {row} holds other ids", got=str(batch.ids[row].tolist()[:16]),
-                    expected=str(full[:16]), check="ids of the batch", decided=bool(ids) or bool(empty))
-        assert fact(batch.mask[row].tolist() == (real if side == "right" else real[::-1]), f"row {row} has another mask",
-                    got=str(batch.mask[row].int().tolist()[:16]), expected=f"{len(ids)} real at the {_other(side)}", check="mask")
+        assert fact(
+            batch.ids[row].tolist() == full,
+            f"row {row} holds other ids",
+            got=str(batch.ids[row].tolist()[:16]),
+            expected=str(full[:16]),
+            check="ids of the batch",
+            decided=bool(ids) or bool(empty),
+        )
+        assert fact(
+            batch.mask[row].tolist() == (real if side == "right" else real[::-1]),
+            f"row {row} has another mask",
+            got=str(batch.mask[row].int().tolist()[:16]),
+            expected=f"{len(ids)} real at the {_other(side)}",
+            check="mask",
+        )
 
 
 def _other(side: str) -> str:
@@ -110,24 +145,46 @@ def sequences(tokenizer: Subject, example: Example) -> list[list[int]]:
     return [encoded(tokenizer, text) for text in example.texts]
 
 
-@spec.holds("TOK-1", kills=("ascii_only", "lowercased", "stripped", "spaces_joined", "carriage_returns_dropped", "ends_at_zero",
-                            "composed", "decoded_by_byte", "marker_kept"))
+@spec.holds(
+    "TOK-1",
+    kills=(
+        "ascii_only",
+        "lowercased",
+        "stripped",
+        "spaces_joined",
+        "carriage_returns_dropped",
+        "ends_at_zero",
+        "composed",
+        "decoded_by_byte",
+        "marker_kept",
+    ),
+)
 def text_comes_back(tokenizer: Subject, example: Example) -> None:
     """Text to ids and back gives the same text."""
     for text in example.texts:
         back = tokenizer.method("decode", encoded(tokenizer, text))
-        assert fact(back == text, "the text does not come back", got=repr(back)[:80], expected=repr(text)[:80], check="round trip",
-                    decided=bool(text))
+        assert fact(
+            back == text,
+            "the text does not come back",
+            got=repr(back)[:80],
+            expected=repr(text)[:80],
+            check="round trip",
+            decided=bool(text),
+        )
 
 
 @spec.holds("TOK-1", kills=("vocabulary_too_small",))
 def ids_lie_in_the_vocabulary(tokenizer: Subject, example: Example) -> None:
     """Every id, and the padding id, lies in 0 … vocab_size − 1."""
     size, pad_id = tokenizer.method("vocab_size"), tokenizer.method("pad_id")
-    assert fact(0 <= pad_id < size, f"pad_id is {pad_id}", expected=f"0 to {size - 1}", check="padding id", decided=False)
+    assert fact(
+        0 <= pad_id < size, f"pad_id is {pad_id}", expected=f"0 to {size - 1}", check="padding id", decided=False
+    )
     for ids in sequences(tokenizer, example):
         wrong = [i for i in ids if not 0 <= i < size]
-        assert fact(not wrong, f"ids lie outside 0 … {size - 1}", got=str(wrong[:4]), check="range of ids", decided=bool(ids))
+        assert fact(
+            not wrong, f"ids lie outside 0 … {size - 1}", got=str(wrong[:4]), check="range of ids", decided=bool(ids)
+        )
 
 
 @spec.holds("TOK-1", kills=("encoding_drifts",))
@@ -136,11 +193,21 @@ def same_text_gives_the_same_ids(tokenizer: Subject, example: Example) -> None:
     for text in example.texts:
         first, again = encoded(tokenizer, text), encoded(tokenizer, text)
         other = tokenizer.method("encode", text, instance=1)
-        assert fact(first == again == other, "two calls give other ids", got=str(again[:16]), expected=str(first[:16]),
-                    check="ids of one text", decided=bool(first))
+        assert fact(
+            first == again == other,
+            "two calls give other ids",
+            got=str(again[:16]),
+            expected=str(first[:16]),
+            check="ids of one text",
+            decided=bool(first),
+        )
 
 
-@spec.holds("TOK-1", "TOK-2", kills=("mask_inverted", "mask_from_padding_id", "padded_with_zero", "mask_as_integers", "mask_of_first_row"))
+@spec.holds(
+    "TOK-1",
+    "TOK-2",
+    kills=("mask_inverted", "mask_from_padding_id", "padded_with_zero", "mask_as_integers", "mask_of_first_row"),
+)
 def padding_to_the_longest(tokenizer: Subject, example: Example) -> None:
     """Without a length the batch is as long as its longest text; the mask says which ids are real."""
     wanted = [*sequences(tokenizer, example), encoded(tokenizer, "\x00a\x00")]
@@ -160,7 +227,10 @@ def cutting_to_a_fixed_length(tokenizer: Subject, example: Example) -> None:
     """Longer texts are cut to the length, at the end that is named, whichever side is padded; shorter ones are padded."""
     whole = [*sequences(tokenizer, example), encoded(tokenizer, "abcdefghi")]
     size = max(1, max(map(len, whole)) // 2)
-    for truncate, kept in (("right", [ids[:size] for ids in whole]), ("left", [ids[max(0, len(ids) - size):] for ids in whole])):
+    for truncate, kept in (
+        ("right", [ids[:size] for ids in whole]),
+        ("left", [ids[max(0, len(ids) - size) :] for ids in whole]),
+    ):
         holds(tokenizer, padded(tokenizer, whole, length=size, truncate=truncate), kept, size, "right")
         if tokenizer.declaration.claims("left_padding"):
             holds(tokenizer, padded(tokenizer, whole, length=size, truncate=truncate, side="left"), kept, size, "left")

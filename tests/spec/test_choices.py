@@ -1,4 +1,5 @@
 """Discrete choices: decisions by margin, exact tests of chance, and the specifications that rest on them."""
+
 from __future__ import annotations
 
 import math
@@ -105,10 +106,14 @@ def test_eight_models_of_seven_billion_are_not_mixtral() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ specifications
-SENT = [("router", "MOE-1 MOE-2 MOE-3 MOE-5 MOE-6 MOE-7 MOE-11"),
-        ("moe", "MOE-1 MOE-2 MOE-3 MOE-4 MOE-5 MOE-6 MOE-7 MOE-8 MOE-9 MOE-11 COST-3 E10 E16"),
-        ("logits_filter", "GEN-1 GEN-2 GEN-3 GEN-4 GEN-7 E13 E14"), ("sampler", "GEN-5 GEN-8"),
-        ("mlm_mask", "MLM-1 MLM-2"), ("tokenizer", "TOK-1 TOK-2")]
+SENT = [
+    ("router", "MOE-1 MOE-2 MOE-3 MOE-5 MOE-6 MOE-7 MOE-11"),
+    ("moe", "MOE-1 MOE-2 MOE-3 MOE-4 MOE-5 MOE-6 MOE-7 MOE-8 MOE-9 MOE-11 COST-3 E10 E16"),
+    ("logits_filter", "GEN-1 GEN-2 GEN-3 GEN-4 GEN-7 E13 E14"),
+    ("sampler", "GEN-5 GEN-8"),
+    ("mlm_mask", "MLM-1 MLM-2"),
+    ("tokenizer", "TOK-1 TOK-2"),
+]
 
 
 @pytest.mark.parametrize(("kind", "statements"), SENT)
@@ -128,8 +133,14 @@ def test_configurations_rebuild_their_examples(kind: str) -> None:
                 assert torch.equal(value, again[name])
 
 
-NEAR = [("router", "weights_are_the_formula"), ("moe", "output_is_the_formula"), ("logits_filter", "temperature_then_top_k_then_top_p"),
-        ("sampler", "tokens_come_with_their_frequencies"), ("mlm_mask", "share_of_chosen_tokens_is_p"), ("tokenizer", "text_comes_back")]
+NEAR = [
+    ("router", "weights_are_the_formula"),
+    ("moe", "output_is_the_formula"),
+    ("logits_filter", "temperature_then_top_k_then_top_p"),
+    ("sampler", "tokens_come_with_their_frequencies"),
+    ("mlm_mask", "share_of_chosen_tokens_is_p"),
+    ("tokenizer", "text_comes_back"),
+]
 
 
 @pytest.mark.parametrize(("kind", "name"), NEAR)
