@@ -15,6 +15,7 @@ NOT_EXPRESSIBLE = {
     "BUG-045": "packed documents, which the call does not have",
     "BUG-113": "dynamic scaling of rotary: see rotary",
     "BUG-121": "packed documents, which the call does not have",
+    "cache of every query head": "how many heads a model has is not told; GQA-3 speaks of paged caches: see paged_attention",
     "BUG-207": "initialisation of a padding row",
     "BUG-208": "initialisation of a padding row",
     "BUG-211": "optimiser steps on tied weights; no gradient through one of the copies is planted",
@@ -267,12 +268,6 @@ class CacheInModel(Model):
 class CacheInBfloat16(Model):
     def joined(self, old: Tensor | None, new: Tensor) -> Tensor:
         return new if old is None else torch.cat([old.bfloat16().to(new.dtype), new], 2)
-
-
-@planted(fault, "the cache keeps every query head's keys: no saving by groups")
-class CacheRepeatsHeads(Model):
-    def joined(self, old: Tensor | None, new: Tensor) -> Tensor:
-        return super().joined(old, new.repeat_interleave(self.heads // self.groups, 1))
 
 
 @planted(fault, "a step returns the last token's logits for every new token")

@@ -146,4 +146,6 @@ def shapes(size: Size) -> dict[str, tuple[int, ...]]:
     return {"embed.weight": (size.vocabulary, c), **stack, "final_norm.weight": (c,), "unembed.weight": (size.vocabulary, c)}
 
 
+DECLARATION = {"dtypes": ("float32",)}  # its weights are
+CONVENTION_KEYWORDS = {"positions": "counting"}
 FORMS: tuple[Form, ...] = (Form("as written", causal_lm),)

@@ -100,6 +100,7 @@ def _of_other_parts(
     return _translated(src, tgt, params, settings, src_mask, tgt_mask, positions, counting)
 
 
+CONVENTION_KEYWORDS = {"positions": "counting"}  # `positions` is the option of the layers
 BOUND = "sampled"  # worst-case bars explode through a stack
 FORMS: tuple[Form, ...] = (
     Form("as written", encoder_decoder, additions=2), Form("other forms of the parts", _of_other_parts, additions=2),
