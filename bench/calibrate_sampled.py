@@ -141,7 +141,8 @@ def measure(evaluations: int) -> dict[str, Any]:
         example = LayerCases().build(configuration, dtype)
         options = options_of(configuration, configuration.flags["causal"])
         options |= {"mask": example["mask"]} if "mask" in example else {}
-        layers = [layer_parameters(replace(configuration, seed=configuration.seed + place), dtype, "layer") for place in range(depth)]
+        layers = [layer_parameters(replace(configuration, seed=configuration.seed + place), dtype, "layer")
+                  for place in range(depth)]
         found = sampled(_stacked(), {"x": example.x, "layers": layers, **options}, dtype, Arithmetic(), runs=FEWER, factor=1.0,
                         seed=number)
         (out,) = found.outputs

@@ -24,8 +24,8 @@ from assay import registry
 from assay.cases import Cases, Configuration, Example, draw_values
 from assay.contract.declaration import Declaration
 from assay.contract.kinds import KINDS
-from assay.run import doctor
 from assay.hosting import Call
+from assay.run import doctor
 from assay.run.hosts import LocalHost
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

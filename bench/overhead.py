@@ -99,8 +99,8 @@ def main(name: str) -> None:
     torch.set_num_threads(1)
     kind, cases = cases_of(name)
     spent = share(name, kind, cases)
-    print(f"{name}: {spent['cases']:.0f} cases, {spent['total']:.1f} s CPU; implementation {spent['implementation']:.1f} s, reference "
-          f"and bounds {spent['reference and bounds']:.1f} s: share {spent['share']:.0%}")
+    print(f"{name}: {spent['cases']:.0f} cases, {spent['total']:.1f} s CPU; implementation {spent['implementation']:.1f} s, "
+          f"reference and bounds {spent['reference and bounds']:.1f} s: share {spent['share']:.0%}")
     print(f"isolation over in-process, median of {len(cases[::5])} cases: {isolation(name, kind, cases[::5]):.2f}")
     print(f"cold `assay check {name}`, standard, {', '.join(DTYPES)}: {cold('check', name, '--quiet'):.1f} s")
     print(f"`assay --help`: {cold('--help'):.2f} s")

@@ -76,7 +76,7 @@ def tiled(c: Call, absorb: Absorb = absorb, finish: Callable[[Part], Result] = f
     length = c.k.shape[2] if keys is None else keys
     results = []
     for i in torch.arange(c.q.shape[2], device=c.q.device).split(c.block_q):
-        top = torch.full(c.q.shape[:2] + (len(i),), -INFINITY, dtype=c.q.dtype, device=c.q.device)
+        top = torch.full((*c.q.shape[:2], len(i)), -INFINITY, dtype=c.q.dtype, device=c.q.device)
         part = (torch.zeros(*top.shape, c.v.shape[-1]).to(top), top, torch.zeros_like(top))
         tiles = torch.arange(length, device=c.q.device).split(c.block_k) if length else ()
         for j in reversed(tiles) if backward else tiles:
@@ -104,7 +104,7 @@ def planted(mark: Callable[..., Any], summary: str, origin: str = "", **options:
 @planted(fault, "the output is not rescaled when the maximum moves")
 def output_not_rescaled(c: Call) -> Result:
     def wrong(part: Part, s: Tensor, values: Tensor) -> Part:
-        out, top, total = absorb(part, s, values)
+        _, top, total = absorb(part, s, values)
         shift = top.masked_fill(torch.isneginf(top), 0.0)
         return part[0] + torch.exp(s - shift[..., None]) @ values, top, total
 

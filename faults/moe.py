@@ -299,7 +299,8 @@ def expert_gradient_unweighted(m: Mixture) -> Tensor:
     w = dense_weights(m)
     out = combined(m, w)
     plain = combined(m, (w != 0).to(w.dtype))
-    return with_shared(m, out.detach() + (plain - plain.detach()) + (combined(m, w, lambda e, t: m.expert(e, t).detach()) - out.detach()))
+    weights_alone = combined(m, w, lambda e, t: m.expert(e, t).detach()) - out.detach()
+    return with_shared(m, out.detach() + (plain - plain.detach()) + weights_alone)
 
 
 @planted(fault, "gradient reaches the scores of experts that were not chosen")

@@ -271,13 +271,15 @@ class Cases:
             if not claims.allows(letter, size):
                 return False
         for name, rule in given.items():
+            if name not in sizes and name not in configuration.flags:
+                continue
             value = sizes.get(name, configuration.flags.get(name))
             if isinstance(rule, str) and rule in sizes and name in sizes:
-                if value != sizes[rule]:
-                    return False
-            elif name in sizes or name in configuration.flags:
-                if not (rule(value) if callable(rule) else value in _chosen(rule, (value,))):
-                    return False
+                fits = value == sizes[rule]
+            else:
+                fits = rule(value) if callable(rule) else value in _chosen(rule, (value,))
+            if not fits:
+                return False
         return True
 
     def boundary(self, claims: Declaration, given: Mapping[str, Any]) -> list[Configuration]:

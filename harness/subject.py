@@ -16,12 +16,12 @@ from assay.cases import Example, draw_values
 from assay.contract.declaration import Declaration
 from assay.contract.kinds import KINDS
 from assay.errors import ExampleOverError, HostOutOfMemoryError, NotClaimedError, NotExercisedError, NotSupportedError
+from assay.hosting import Answer, Call, Host, Recipe
 from assay.numbers.arithmetic import Arithmetic
 from assay.numbers.bound import Bounded
 from assay.numbers.evaluate import Evaluation, evaluate
 from assay.numbers.forms import Form
 from assay.numbers.sampled import FEWER, RUNS, sampled
-from assay.hosting import Answer, Call, Host, Recipe
 from assay.recipes import build
 
 CACHED = 64  # reference evaluations kept: properties of one kind share configurations

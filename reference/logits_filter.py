@@ -65,7 +65,7 @@ def among_top_p(z: Tensor, p: float, boundary: str) -> Tensor:
     e = torch.exp(z - z.amax(-1, keepdim=True)).gather(-1, order)
     mass = torch.cumsum(e / e.sum(-1, keepdim=True), -1)[..., :-1]
     stays = mass < p if boundary == "reach" else mass <= p
-    first = torch.ones(z.shape[:-1] + (1,), dtype=torch.bool, device=z.device)
+    first = torch.ones((*z.shape[:-1], 1), dtype=torch.bool, device=z.device)
     return torch.zeros(z.shape, dtype=torch.bool, device=z.device).scatter(-1, order, torch.cat([first, stays], -1))
 
 

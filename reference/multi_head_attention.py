@@ -126,8 +126,8 @@ def _check(call: _Call, x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor) -> Non
     if groups < 1 or heads % groups:
         raise ValueError(f"num_kv_heads={groups} must divide num_heads={heads}, got {groups}; choose a divisor")
     if w_k.shape[0] != groups * (w_q.shape[0] // heads) or w_v.shape[0] % groups:
-        raise ValueError(f"w_k.shape={tuple(w_k.shape)} must have G·D = {groups * (w_q.shape[0] // heads)} rows (w_v: a multiple of "
-                         f"{groups}), got {w_k.shape[0]} and {w_v.shape[0]}; pass one block of rows a key/value head")
+        raise ValueError(f"w_k.shape={tuple(w_k.shape)} must have G·D = {groups * (w_q.shape[0] // heads)} rows (w_v: a "
+                         f"multiple of {groups}), got {w_k.shape[0]} and {w_v.shape[0]}; pass one block of rows a key/value head")
     if x.shape[-1] != w_q.shape[1]:
         raise ValueError(f"x.shape={tuple(x.shape)} must end in C = {w_q.shape[1]}, got {x.shape[-1]}; pass weights that fit")
 

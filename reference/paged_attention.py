@@ -66,7 +66,8 @@ def _read(cache: Tensor, table: Tensor, length: int, heads: int) -> Tensor:
     size = cache.shape[1]
     block = table.long()[t // size]
     if int(block.min()) < 0 or int(block.max()) >= cache.shape[0]:
-        raise ValueError(f"block_table={block.tolist()} must lie in 0 … {cache.shape[0] - 1}, got {block.tolist()}; correct the table")
+        raise ValueError(f"block_table={block.tolist()} must lie in 0 … {cache.shape[0] - 1}, got {block.tolist()}; "
+                         "correct the table")
     tokens = cache[block, t % size].permute(1, 2, 0)  # (G, width, length)
     return tokens.repeat_interleave(heads // cache.shape[2], dim=0)
 
@@ -76,7 +77,8 @@ def _check(q: Tensor, k_cache: Tensor, block_table: Tensor, lengths: Tensor, emp
         raise ValueError(f"k_cache.shape[2]={k_cache.shape[2]} must divide H = {q.shape[1]}, got {k_cache.shape[2]}; repeat heads")
     room = block_table.shape[1] * k_cache.shape[1]
     if lengths.numel() and (int(lengths.max()) > room or int(lengths.min()) < 0):
-        raise ValueError(f"lengths={lengths.tolist()} must lie in 0 … {room}, got {lengths.tolist()}; name more blocks in the table")
+        raise ValueError(f"lengths={lengths.tolist()} must lie in 0 … {room}, got {lengths.tolist()}; "
+                         "name more blocks in the table")
     if empty_row not in ("zeros", "mean", "nan_row", "refused"):
         raise ValueError(f"empty_row={empty_row!r} must be zeros, mean, nan_row or refused, got {empty_row!r}; choose one")
     if empty_row == "refused" and lengths.numel() and int(lengths.min()) == 0:

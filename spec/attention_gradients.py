@@ -36,7 +36,8 @@ def gradients_have_the_form_of_their_inputs(attention: Subject, example: Example
         if got is not None:
             fact(tuple(got.shape) == tuple(example[name].shape), f"the gradient of {name} has shape {tuple(got.shape)}",
                  expected=str(tuple(example[name].shape)), check=f"shape of the gradient of {name}")
-            fact(got.dtype == example[name].dtype, f"the gradient of {name} is {got.dtype}", check=f"type of the gradient of {name}")
+            fact(got.dtype == example[name].dtype, f"the gradient of {name} is {got.dtype}",
+                 check=f"type of the gradient of {name}")
             finite = bool(got.isfinite().all()) or not bool(exact[name].value.isfinite().all())
             fact(finite, f"the gradient of {name} is not finite", check=f"gradient of {name} is finite", decided=got.numel() > 0)
 

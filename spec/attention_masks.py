@@ -81,8 +81,8 @@ def unseen(attention: Subject, example: Example) -> torch.Tensor:
     return ~seen.unflatten(1, (d["G"], d["H"] // d["G"])).any(2)
 
 
-@spec.holds("MSK-4", kills=("mask_ignored", "mask_inverted", "masked_values_leak", "mask_of_first_sample"), rests_on=(conduct["form"],), needs=("mask",),
-            given=PADDED)
+@spec.holds("MSK-4", kills=("mask_ignored", "mask_inverted", "masked_values_leak", "mask_of_first_sample"),
+            rests_on=(conduct["form"],), needs=("mask",), given=PADDED)
 def hidden_keys_do_not_matter(attention: Subject, example: Example) -> None:
     """A key that no query may attend to can hold any finite key and value: no output changes, bit for bit."""
     hidden = unseen(attention, example)

@@ -13,7 +13,7 @@ from assay.ledger import fact, identical, statistic
 from assay.numbers.bound import Bounded
 from assay.properties import Specification
 from assay.spec.conduct import add_conduct
-from assay.spec.norm_cases import USUAL_EPS, at_least, exactly, factor
+from assay.spec.norm_cases import at_least, exactly, factor, usual_eps
 from assay.subject import Subject
 
 FALSE_ALARMS = 1e-9  # of one decision
@@ -193,7 +193,7 @@ def a_large_mean_costs_no_more_than_its_digits(batch_norm: Subject, example: Exa
 
 
 @spec.holds("BN-3", "E9", kills=("epsilon_left_out",), rests_on=(conduct["form"],),
-            given={"training": True, "feature": "equal", "eps": USUAL_EPS})
+            given={"training": True, "feature": "equal", "eps": usual_eps})
 def equal_rows_give_the_bias(batch_norm: Subject, example: Example) -> None:
     """A feature that is equal in all rows gives the bias within the bound, not NaN."""
     y = batch_norm(**example)[0][:, 0]
@@ -201,7 +201,7 @@ def equal_rows_give_the_bias(batch_norm: Subject, example: Example) -> None:
 
 
 @spec.holds("BN-4", kills=("one_row_gives_nan",), rests_on=(conduct["form"],), examples=4,
-            given={"training": True, "feature": "drawn", "eps": USUAL_EPS})
+            given={"training": True, "feature": "drawn", "eps": usual_eps})
 def one_row_in_training_gives_the_bias_or_is_refused(batch_norm: Subject, example: Example) -> None:
     """A batch of one row in training gives the bias, or is refused with a message; it never gives NaN."""
     one = example.but(x=example.x[:1])
@@ -216,7 +216,7 @@ def one_row_in_training_gives_the_bias_or_is_refused(batch_norm: Subject, exampl
 @spec.holds("BN-2", kills=("last_row_not_counted", "running_variance_biased", "momentum_the_other_way"),
             rests_on=(running_statistics_move_by_the_momentum,), dtypes=("float64", "float32"), statistical=FALSE_ALARMS,
             examples=0, given={"training": True, "N": (4, 2, 8, 16), "C": (64, 33, 16), "family": "normal", "size": "unit",
-                               "feature": "drawn", "momentum": 0.5, "eps": USUAL_EPS})
+                               "feature": "drawn", "momentum": 0.5, "eps": usual_eps})
 def batch_statistics_scatter_with_the_batch(batch_norm: Subject, example: Example) -> None:
     """Over batches of n normal rows the mean scatters as σ/√n, and n·variance/σ² is χ² with n − 1 degrees of freedom.
 

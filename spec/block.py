@@ -29,7 +29,8 @@ def output_is_the_formula(block: Subject, example: Example) -> None:
     assert block(**example) == block.exact(**example)
 
 
-@spec.holds("BLK-1", kills=("residual_detached", "norm_weight_detached"), rests_on=(output_is_the_formula,), gradient=True, given=SOME)
+@spec.holds("BLK-1", kills=("residual_detached", "norm_weight_detached"), rests_on=(output_is_the_formula,), gradient=True,
+            given=SOME)
 def gradients_are_the_formula(block: Subject, example: Example) -> None:
     """The gradients of input and parameters are those of the formula."""
     got, want = block.gradients(**example), block.exact_gradients(**example)
@@ -50,7 +51,7 @@ def norm_stands_where_the_placement_says(block: Subject, example: Example) -> No
         there, here = example.but(placement=other, params=full), example.but(placement=placement, params=full)
         out = block(**there)
         assert out == block.exact(**there)
-        if other != placement and not (placement, other) == ("deepnorm", "post"):
+        if other != placement and (placement, other) != ("deepnorm", "post"):
             assert out != block.exact(**here)
 
 
@@ -142,7 +143,8 @@ def dropped_elements_keep_the_stream(block: Subject, example: Example) -> None:
         moved = calm != x  # elements that the branch reaches at all
         stayed = (out == x)[moved]
         count = int(moved.sum())
-        assert statistic(_tail(int(stayed.sum()), count), 1e-9, text="elements that dropout leaves to the stream are not about half",
+        assert statistic(_tail(int(stayed.sum()), count), 1e-9,
+                         text="elements that dropout leaves to the stream are not about half",
                          got=f"{int(stayed.sum())} of {count}", expected="about half")
 
 

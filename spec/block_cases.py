@@ -23,8 +23,8 @@ class LayerCases(Cases):
     """Batches of B sequences of T tokens, H heads of D channels in G groups, F hidden units, E experts of which K are chosen."""
 
     kind = "block"
-    dims = {"B": (2, 1, 3, 0), "T": (3, 1, 2, 5, 8, 9, 17), "H": (2, 1, 4, 3), "G": (2, 1, 4, 3), "D": (4, 2, 3, 8), "F": (6, 1, 5, 16),
-            "E": (4, 2, 3), "K": (2, 1)}
+    dims = {"B": (2, 1, 3, 0), "T": (3, 1, 2, 5, 8, 9, 17), "H": (2, 1, 4, 3), "G": (2, 1, 4, 3), "D": (4, 2, 3, 8),
+            "F": (6, 1, 5, 16), "E": (4, 2, 3), "K": (2, 1)}
     flags = {**LAYER_FLAGS, "causal": (True, False)}
     families = FAMILIES
 
@@ -44,7 +44,8 @@ class LayerCases(Cases):
             flags["mask"] = "padding"
         if flags["mask"] == "padding" and not claims.claims("padding"):
             flags["mask"] = "none"
-        while dims["H"] * dims["D"] * (4 * dims["H"] * dims["D"] + 3 * dims["F"]) * dims["B"] * dims["T"] > BUDGET and dims["T"] > 2:
+        a_token = dims["H"] * dims["D"] * (4 * dims["H"] * dims["D"] + 3 * dims["F"])
+        while a_token * dims["B"] * dims["T"] > BUDGET and dims["T"] > 2:
             dims["T"] //= 2
         return Configuration(configuration.kind, dims, flags, configuration.family, configuration.layout, configuration.seed)
 
@@ -97,7 +98,9 @@ def drawn_mask(which: str, batch: int, queries: int, keys: int, source: torch.Ge
     return torch.arange(keys) < lengths if which == "padding" else torch.arange(keys) >= keys - lengths
 
 
-def layer_parameters(configuration: Configuration, dtype: torch.dtype, label: str, *, cross: bool = False) -> dict[str, torch.Tensor]:
+def layer_parameters(
+    configuration: Configuration, dtype: torch.dtype, label: str, *, cross: bool = False,
+) -> dict[str, torch.Tensor]:
     """Parameters of one layer: near 1 for norms, of deviation 1/√(inputs) for matrices."""
     d, flags = configuration.dims, configuration.flags
     draw = _drawer(configuration.seed, label, dtype)
@@ -120,7 +123,9 @@ def _drawer(seed: int, label: str, dtype: torch.dtype) -> Callable[..., torch.Te
     return draw
 
 
-def _attention_parameters(part: str, width: int, narrow: int, flags: Any, draw: Callable[..., torch.Tensor]) -> dict[str, torch.Tensor]:
+def _attention_parameters(
+    part: str, width: int, narrow: int, flags: Any, draw: Callable[..., torch.Tensor],
+) -> dict[str, torch.Tensor]:
     made = {f"{part}.w_{name}": draw(f"{part}.w_{name}", rows, width) for name, rows in
             (("q", width), ("k", narrow), ("v", narrow), ("o", width))}
     if flags["biases"]:
@@ -129,10 +134,13 @@ def _attention_parameters(part: str, width: int, narrow: int, flags: Any, draw: 
     return made | ({f"{part}.w_gate": draw(f"{part}.w_gate", width, width)} if flags["gate"] else {})
 
 
-def _feed_parameters(width: int, hidden: int, experts: int, flags: Any, draw: Callable[..., torch.Tensor]) -> dict[str, torch.Tensor]:
+def _feed_parameters(
+    width: int, hidden: int, experts: int, flags: Any, draw: Callable[..., torch.Tensor],
+) -> dict[str, torch.Tensor]:
     if flags["ffn"] == "mlp":
         made = {"ffn.w_in": draw("ffn.w_in", hidden, width), "ffn.w_out": draw("ffn.w_out", width, hidden)}
-        return made | ({"ffn.b_in": draw("ffn.b_in", hidden) - 1, "ffn.b_out": draw("ffn.b_out", width) - 1} if flags["biases"] else {})
+        biases = {"ffn.b_in": draw("ffn.b_in", hidden) - 1, "ffn.b_out": draw("ffn.b_out", width) - 1} if flags["biases"] else {}
+        return made | biases
     shapes = {"w_gate": (hidden, width), "w_up": (hidden, width), "w_down": (width, hidden)}
     if flags["ffn"] == "swiglu":
         return {f"ffn.{name}": draw(f"ffn.{name}", *shape) for name, shape in shapes.items()}

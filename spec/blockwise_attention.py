@@ -179,7 +179,8 @@ def gradient_of_lse_is_the_weights(blockwise: Subject, example: Example) -> None
 
 
 # ------------------------------------------------------------------------------------------------ costs
-ONE_HEAD = {"B": 1, "H": 1, "G": 1, "Tq": exactly(4), "Tk": exactly(4), "mask": "none", "scale": None, "family": "normal", "layout": "contiguous"}
+ONE_HEAD = {"B": 1, "H": 1, "G": 1, "Tq": exactly(4), "Tk": exactly(4), "mask": "none", "scale": None, "family": "normal",
+            "layout": "contiguous"}
 
 
 def longer(blockwise: Subject, example: Example, length: int) -> Example:
@@ -204,11 +205,12 @@ def memory_grows_with_the_length_and_not_its_square(blockwise: Subject, example:
     fact(long["largest_bytes"] < square, f"a tensor of {long['largest_bytes']} bytes is made", got=str(long["largest_bytes"]),
          expected=f"less than Tq·Tk = {square}", check="largest intermediate")
     fact(long["peak_bytes"] <= 2 * short["peak_bytes"], "memory more than doubles with the length",
-         got=f"{long['peak_bytes']} bytes for twice the length", expected=f"at most twice {short['peak_bytes']}", check="peak memory")
+         got=f"{long['peak_bytes']} bytes for twice the length", expected=f"at most twice {short['peak_bytes']}",
+         check="peak memory")
 
 
-@spec.holds("FLA-2", kills=("backward_of_the_whole_matrix",), rests_on=(gradients_are_those_of_attention,), examples=0, gradient=True,
-            given={**ONE_HEAD, "block_q": exactly(64), "block_k": exactly(64), "D": (4, 8, 16), "Dv": (4, 8, 2)})
+@spec.holds("FLA-2", kills=("backward_of_the_whole_matrix",), rests_on=(gradients_are_those_of_attention,), examples=0,
+            gradient=True, given={**ONE_HEAD, "block_q": exactly(64), "block_k": exactly(64), "D": (4, 8, 16), "Dv": (4, 8, 2)})
 def gradients_make_nothing_of_square_size(blockwise: Subject, example: Example) -> None:
     """Also with gradients nothing of Tq·Tk elements is ever made at once.
 

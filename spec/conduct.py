@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from assay.cases import Cases, Example
+from assay.hosting import Answer
 from assay.ledger import fact, identical
 from assay.properties import CONDUCT, Specification
-from assay.hosting import Answer
 from assay.subject import Subject
 
 LAYOUTS = ("transposed", "sliced", "offset", "expanded", "head_last")
@@ -57,8 +57,9 @@ def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tup
         "directory and torch itself are as before.", ("conduct_default_dtype_changed",))
     add("layouts", "memory_layout_does_not_matter", _layouts(agree), "Transposed, sliced, offset and expanded inputs give what "
         "contiguous ones give.", ("conduct_strides_ignored",), needs=("strided",), rests_on=(ids["form"], formula_id))
-    add("history", "earlier_calls_do_not_matter", _history(agree, spec.cases), "A call with other values of the same shapes gives the result "
-        "for those values.", ("conduct_remembered_by_shape",), rests_on=(ids["form"], formula_id))
+    add("history", "earlier_calls_do_not_matter", _history(agree, spec.cases),
+        "A call with other values of the same shapes gives the result for those values.",
+        ("conduct_remembered_by_shape",), rests_on=(ids["form"], formula_id))
     add("recording", "recording_gradients_does_not_matter", _recording(agree), "The result is right with gradients recorded and "
         "without.", ("conduct_wrong_without_gradients",), rests_on=(ids["form"], formula_id))
     return ids

@@ -357,5 +357,5 @@ def gradient_turns_at_the_smoothed_target(loss: Subject, example: Example) -> No
     apart = bool((low.value.abs() > low.bar).all()) and bool((high.value.abs() > high.bar).all())
     assert low <= 0.0
     assert high >= 0.0
-    fact(not apart or bool((low.value < 0).all() and (high.value > 0).all()), "the gradient does not change its sign at softmax = q",
-         decided=apart, check="the gradient changes its sign")
+    fact(not apart or bool((low.value < 0).all() and (high.value > 0).all()),
+         "the gradient does not change its sign at softmax = q", decided=apart, check="the gradient changes its sign")

@@ -13,11 +13,11 @@ import torch
 from assay import registry
 from assay.cases import Cases, Configuration, Example, draw_values, generator
 from assay.contract.declaration import Declaration
+from assay.hosting import Answer
 from assay.ledger import fact, identical, statistic
 from assay.numbers.bound import Bounded
 from assay.numbers.evaluate import evaluate
 from assay.properties import Specification
-from assay.hosting import Answer
 from assay.spec.conduct import add_conduct
 from assay.subject import Subject
 
@@ -83,7 +83,8 @@ TRAINED = {"training": True, "B": lambda size: size > 0}
 DROPPING = {**TRAINED, "p": (0.5, 0.1, 0.25, 0.9)}
 
 
-@spec.holds("FFN-4", kills=("not_scaled", "scaled_by_p", "p_one_gives_nan", "half_the_rate"), rests_on=(conduct["form"],), given=TRAINED)
+@spec.holds("FFN-4", kills=("not_scaled", "scaled_by_p", "p_one_gives_nan", "half_the_rate"), rests_on=(conduct["form"],),
+            given=TRAINED)
 def elements_are_dropped_or_scaled(dropout: Subject, example: Example) -> None:
     """In training each element is 0 or x/(1−p): what is kept makes up for what is dropped, so the mean is kept."""
     is_dropout(dropout, example)
@@ -180,7 +181,8 @@ def zeros_come_with_rate_p(dropout: Subject, example: Example) -> None:
                      got=frequency(count, lost.numel()), expected=f"{example.p:g}")
 
 
-@spec.holds("FFN-4", kills=("whole_rows", "last_column_kept"), rests_on=(zeros_come_with_rate_p,), given=STATISTICAL, statistical=ALPHA)
+@spec.holds("FFN-4", kills=("whole_rows", "last_column_kept"), rests_on=(zeros_come_with_rate_p,), given=STATISTICAL,
+            statistical=ALPHA)
 def every_row_and_column_drops_with_rate_p(dropout: Subject, example: Example) -> None:
     """No row and no column drops more or fewer elements than rate p allows, each by an exact binomial test."""
     lost = dropped(dropout, example, example.seed)
@@ -190,7 +192,8 @@ def every_row_and_column_drops_with_rate_p(dropout: Subject, example: Example) -
                          got=frequency(count, lost.shape[axis]), expected=f"about {example.p:g}")
 
 
-@spec.holds("FFN-4", kills=("evenly_spread", "whole_rows"), rests_on=(zeros_come_with_rate_p,), given=STATISTICAL, statistical=ALPHA)
+@spec.holds("FFN-4", kills=("evenly_spread", "whole_rows"), rests_on=(zeros_come_with_rate_p,), given=STATISTICAL,
+            statistical=ALPHA)
 def neighbours_drop_independently(dropout: Subject, example: Example) -> None:
     """Neighbours are dropped together with rate p², by an exact binomial test of separate pairs."""
     pairs = dropped(dropout, example, example.seed).flatten()[: DRAWS[0] * DRAWS[1] // 2 * 2].reshape(-1, 2)

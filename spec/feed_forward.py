@@ -59,7 +59,8 @@ class FeedForwardCases(Cases):
 
         arguments: dict[str, Any] = {
             "x": tokens(configuration, dtype),
-            "w_in": draw_weight(family, (d["F"], d["C"]), generator(seed, "w_in"), dtype), "b_in": bias("b_in", d["F"], ("both", "in")),
+            "w_in": draw_weight(family, (d["F"], d["C"]), generator(seed, "w_in"), dtype),
+            "b_in": bias("b_in", d["F"], ("both", "in")),
             "w_out": draw_weight(family, (d["C"], d["F"]), generator(seed, "w_out"), dtype),
             "b_out": bias("b_out", d["C"], ("both", "out")), "activation": flags["activation"],
         }
@@ -108,7 +109,8 @@ def output_is_the_formula(ffn: Subject, example: Example) -> None:
     assert ffn(**example) == ffn.exact(**example)
 
 
-@spec.holds("FFN-1", "E26", kills=("weight_not_transposed",), rests_on=(conduct["form"],), given={**SOME, "F": "C", "C": at_least(2)})
+@spec.holds("FFN-1", "E26", kills=("weight_not_transposed",), rests_on=(conduct["form"],),
+            given={**SOME, "F": "C", "C": at_least(2)})
 def weights_act_on_rows(ffn: Subject, example: Example) -> None:
     """Also where F = C, so that a transposed weight fits, each row of w_in meets the token."""
     assert ffn(**example) == ffn.exact(**example)
@@ -147,8 +149,8 @@ def even_part(h: torch.Tensor, activation: str) -> torch.Tensor:
     return h * torch.tanh(h / 2)
 
 
-@spec.holds("FFN-5", kills=("no_activation", "always_relu", "silu_by_hard_swish", "activation_at_the_end"), rests_on=(conduct["form"],),
-            given={**SOME, "biases": "none", "family": ("integers", "normal", "peaked")})
+@spec.holds("FFN-5", kills=("no_activation", "always_relu", "silu_by_hard_swish", "activation_at_the_end"),
+            rests_on=(conduct["form"],), given={**SOME, "biases": "none", "family": ("integers", "normal", "peaked")})
 def layer_is_not_linear(ffn: Subject, example: Example) -> None:
     """FFN(x) + FFN(−x) is not 0 as of a linear map, but the even part of the activation through w_out."""
     both = ffn(**example) + ffn(**example.but(x=-example.x))

@@ -58,7 +58,8 @@ def output_is_the_formula(glu: Subject, example: Example) -> None:
     assert glu(**example) == glu.exact(**example)
 
 
-@spec.holds("GLU-1", "E26", kills=("weight_not_transposed",), rests_on=(conduct["form"],), given={**SOME, "F": "C", "C": at_least(2)})
+@spec.holds("GLU-1", "E26", kills=("weight_not_transposed",), rests_on=(conduct["form"],),
+            given={**SOME, "F": "C", "C": at_least(2)})
 def weights_act_on_rows(glu: Subject, example: Example) -> None:
     """Also where F = C, so that a transposed weight fits, each row of w_gate and w_up meets the token."""
     assert glu(**example) == glu.exact(**example)

@@ -13,7 +13,6 @@ from assay.spec.conduct import add_conduct
 from assay.spec.norm_cases import (
     SOME,
     TOKENS,
-    USUAL_EPS,
     NormCases,
     at_least,
     centred,
@@ -22,6 +21,7 @@ from assay.spec.norm_cases import (
     mean_zero,
     one_feature_grown,
     others_replaced,
+    usual_eps,
     variance,
 )
 from assay.subject import Subject
@@ -166,7 +166,7 @@ def undoing(example: Example) -> tuple[Example, torch.Tensor]:
 
 
 @spec.holds("LN-6", kills=("constant_tokens_give_zero", "epsilon_left_out", "without_bias"), rests_on=(conduct["form"],),
-            given={**SOME, "token": "equal", "eps": USUAL_EPS, "weights": "drawn"})
+            given={**SOME, "token": "equal", "eps": usual_eps, "weights": "drawn"})
 def constant_token_gives_the_bias(layer_norm: Subject, example: Example) -> None:
     """A token whose features are all equal gives the bias, within the rounding of its mean.
 
@@ -178,7 +178,7 @@ def constant_token_gives_the_bias(layer_norm: Subject, example: Example) -> None
 
 
 @spec.holds("LN-6", kills=("epsilon_left_out", "constant_tokens_stop_the_gradient"), rests_on=(conduct["form"],), gradient=True,
-            given={**SOME, "token": "equal", "eps": USUAL_EPS, "size": ("unit", "below_eps", "root_eps"), "C": at_least(2)})
+            given={**SOME, "token": "equal", "eps": usual_eps, "size": ("unit", "below_eps", "root_eps"), "C": at_least(2)})
 def constant_token_has_a_finite_gradient(layer_norm: Subject, example: Example) -> None:
     """At a token whose features are all equal the gradient is (h − mean h)/√eps with h = weight·upstream: finite."""
     equal = (example.x == example.x[..., :1]).all(-1)
@@ -223,7 +223,7 @@ def epsilon_is_inside_the_root(layer_norm: Subject, example: Example) -> None:
 
 
 @spec.holds("LN-1", kills=("weight_offset_by_one", "without_bias"), rests_on=(conduct["form"],),
-            given={**SOME, "eps": USUAL_EPS, "weights": "drawn"})
+            given={**SOME, "eps": usual_eps, "weights": "drawn"})
 def zero_weight_gives_the_bias(layer_norm: Subject, example: Example) -> None:
     """The weight multiplies as it is: weight 0 gives exactly the bias, whatever the token."""
     out = layer_norm(**example.but(weight=example.weight * 0))

@@ -142,8 +142,8 @@ def unscored_positions_get_no_gradient(loss: Subject, example: Example) -> None:
     assert identical(found[~hit], 0.0, witness=bool((found[hit] != 0).any()))
 
 
-@spec.holds("CE-1", "CE-4", kills=("not_shifted", "shifted_twice", "shifted_backward", "wrapped_around"), rests_on=(conduct["form"],),
-            given={**UNMASKED, "V": at_least(3)})
+@spec.holds("CE-1", "CE-4", kills=("not_shifted", "shifted_twice", "shifted_backward", "wrapped_around"),
+            rests_on=(conduct["form"],), given={**UNMASKED, "V": at_least(3)})
 def next_token_known_costs_nothing(loss: Subject, example: Example) -> None:
     """Logits that single out the next token by 64 cost next to nothing; those that single out another cost 64 each.
 
@@ -157,15 +157,16 @@ def next_token_known_costs_nothing(loss: Subject, example: Example) -> None:
     assert loss(**usual.but(logits=-right)) >= 32.0
 
 
-@spec.holds("CE-4", kills=("mean_of_row_means", "sum_for_mean", "mean_over_all_positions", "mean_over_t"), rests_on=(conduct["form"],),
-            needs=("reduction",), given={**PLAIN, "reduction": "mean"})
+@spec.holds("CE-4", kills=("mean_of_row_means", "sum_for_mean", "mean_over_all_positions", "mean_over_t"),
+            rests_on=(conduct["form"],), needs=("reduction",), given={**PLAIN, "reduction": "mean"})
 def mean_is_sum_over_counted_tokens(loss: Subject, example: Example) -> None:
     """The mean times the number of counted tokens, T−1 a row without a mask, is the sum: every token weighs the same."""
     assert loss(**example) * float(example.counted.sum()) == loss(**example.but(reduction="sum"))
 
 
 @spec.holds("CE-4", kills=("last_target_left_out", "wrapped_around", "not_shifted", "perplexity"), rests_on=(conduct["form"],),
-            needs=("reduction",), given={**UNMASKED, "reduction": "sum", "T": (2, 3, 4, 5), "family": ("integers", "normal", "small")})
+            needs=("reduction",), given={**UNMASKED, "reduction": "sum", "T": (2, 3, 4, 5),
+                                         "family": ("integers", "normal", "small")})
 def sum_is_minus_the_log_of_the_chain(loss: Subject, example: Example) -> None:
     """e to minus the summed loss is the product of the conditionals of tokens 2 … T: T−1 factors a row."""
     assert (-loss(**example)).exp() == target_log_p(example).exp().prod()
@@ -214,7 +215,8 @@ def rows_add_up(loss: Subject, example: Example) -> None:
     assert loss(**example) == total
 
 
-@spec.holds("CE-3", kills=("mask_ignored", "mask_inverted", "mean_over_all_positions", "mask_not_shifted"), rests_on=(conduct["form"],),
+@spec.holds("CE-3", kills=("mask_ignored", "mask_inverted", "mean_over_all_positions", "mask_not_shifted"),
+            rests_on=(conduct["form"],),
             needs=("mask",), given={**PLAIN, "mask": "padding", "B": (1,), "reduction": "mean", "prompt_lengths": "none"})
 def padding_is_the_same_as_a_shorter_row(loss: Subject, example: Example) -> None:
     """The loss of a padded row is that of the row cut to its length, within the bound."""
@@ -224,7 +226,8 @@ def padding_is_the_same_as_a_shorter_row(loss: Subject, example: Example) -> Non
     assert loss(**padded) == loss(**cut)
 
 
-@spec.holds("LS-1", kills=("smoothing_ignored", "smoothing_over_all"), rests_on=(output_is_the_formula,), needs=("label_smoothing",),
+@spec.holds("LS-1", kills=("smoothing_ignored", "smoothing_over_all"), rests_on=(output_is_the_formula,),
+            needs=("label_smoothing",),
             given={**ROWS, "reduction": "mean", "label_smoothing": (0.1, 0.3, 0.4), "prompt_lengths": "none"},
             dtypes=("float64", "float32", "float16"))
 def smoothing_costs_the_gap_to_the_others(loss: Subject, example: Example) -> None:

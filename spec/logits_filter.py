@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 
+from assay import registry
 from assay.cases import Cases, Configuration, Example, draw_values, generator
 from assay.contract.declaration import Declaration
 from assay.errors import ExampleOverError
 from assay.ledger import fact, identical
 from assay.numbers.bound import Bounded
 from assay.properties import Specification
-from assay.reference.logits_filter import DECIDERS, EXCESS
 from assay.spec.conduct import add_conduct
 from assay.spec.margins import evaluated, highest, lowest
 from assay.subject import Subject
@@ -73,7 +74,7 @@ def filtered(subject: Subject, example: Example) -> Filtered:
     temperature = example.arguments.get("temperature", 1.0)
     scaled = subject.bars(logits=example.logits, temperature=temperature)
     kept = out.value > -math.inf
-    numbers = evaluated(subject, DECIDERS, logits=example.logits, temperature=temperature)
+    numbers = evaluated(subject, registry.reference("logits_filter").DECIDERS, logits=example.logits, temperature=temperature)
     for row in range(len(kept)):
         reason = _Row(subject, example, [one[row] for one in numbers], row).refusal(kept[row])
         if reason:
@@ -146,7 +147,8 @@ class _Row:
         if not 1 <= count <= size:
             return False
         ordered = self.logits[self.there].sort(descending=True).values[:size].to(self.subject.dtype).unsqueeze(0)
-        (over,) = evaluated(self.subject, EXCESS, ordered=ordered, temperature=self.options["temperature"], top_p=p)
+        forms = registry.reference("logits_filter").EXCESS
+        (over,) = evaluated(self.subject, forms, ordered=ordered, temperature=self.options["temperature"], top_p=p)
         low, high = lowest(over)[0], highest(over)[0]
         strict = self.subject.conventions["topp_boundary"] == "exceed"
         needed = count == 1 or bool(low[count - 2] <= 0 if strict else low[count - 2] < 0)
@@ -225,7 +227,7 @@ def low_temperature_sharpens(subject: Subject, example: Example) -> None:
         ranked = out.gather(-1, order)
         assert ranked[..., :-1] <= ranked[..., 1:]
         entropies.append(_entropy(out))
-    for sharp, flat in zip(entropies, entropies[1:], strict=False):
+    for sharp, flat in pairwise(entropies):
         assert sharp <= flat
     uneven = example.logits.double().std(-1, correction=0) > 0.5
     if bool(uneven.any()):

@@ -64,7 +64,8 @@ def output_is_the_formula(heads: Subject, example: Example) -> None:
 
 
 @spec.holds("MHA-4", "MHA-5", "GQA-1", kills=("heads_interleaved", "heads_averaged", "keys_of_first_head",
-                                              "output_bias_per_head", "fused_layout_mistaken"), rests_on=(conduct["form"],), given=SOME)
+                                              "output_bias_per_head", "fused_layout_mistaken"),
+            rests_on=(conduct["form"],), given=SOME)
 def output_is_the_sum_over_heads(heads: Subject, example: Example) -> None:
     """One fused projection, split into heads, gives what H separate heads give, each times its slice of w_o, summed."""
     parts = [heads.exact(**of_head(example, h)) for h in range(example.dims["H"])]
@@ -173,8 +174,8 @@ def values_and_output_have_the_rank_of_the_heads(heads: Subject, example: Exampl
     one = heads(**probe.but(w_o=torch.where(first, example.w_o, torch.zeros_like(example.w_o))))[:, 0]
     beyond = torch.linalg.svdvals(one.value)[d["D"]:]
     slack = float(one.bar.norm())
-    fact(bool((beyond <= slack).all()), "one head's map has a rank above D", got=str(beyond.tolist()), expected=f"at most {slack:.3g}",
-         check="rank of one head", decided=bool((torch.linalg.svdvals(one.value)[0] > 2 * slack)))
+    fact(bool((beyond <= slack).all()), "one head's map has a rank above D", got=str(beyond.tolist()),
+         expected=f"at most {slack:.3g}", check="rank of one head", decided=bool(torch.linalg.svdvals(one.value)[0] > 2 * slack))
     every = heads(**probe)[:, 0]
     exact = torch.linalg.svdvals(heads.exact(**probe).value[:, 0])
     slack, rank = float(every.bar.norm()), min(width, d["G"] * d["D"])

@@ -41,7 +41,8 @@ def padded_batch_gives_what_each_sequence_gives_alone(heads: Subject, example: E
 
 
 @spec.holds("MSK-4", kills=("key_mask_ignored", "key_mask_inverted", "window_discards_masks"), rests_on=(conduct["form"],),
-            needs=("key_mask", "padding"), given={**SOME, "context": False, "key_mask": ("right", "left", "holes"), "Tq": at_least(2)})
+            needs=("key_mask", "padding"), given={**SOME, "context": False, "key_mask": ("right", "left", "holes"),
+                                                  "Tq": at_least(2)})
 def padded_tokens_do_not_matter(heads: Subject, example: Example) -> None:
     """A padded token of any finite content changes no output at real tokens, bit for bit."""
     real = example.key_mask
@@ -52,8 +53,8 @@ def padded_tokens_do_not_matter(heads: Subject, example: Example) -> None:
 
 
 @spec.holds("MSK-13", "E19", kills=("mask_taken_for_padding",), rests_on=(conduct["form"],), needs=("mask", "key_mask"),
-            given={**SOME, "context": False, "B": (2, 3, 4), "key_mask": ("none", "right"), "mask": ("none", "shared"), "window": None,
-                   "positions": "none"})
+            given={**SOME, "context": False, "B": (2, 3, 4), "key_mask": ("none", "right"), "mask": ("none", "shared"),
+                   "window": None, "positions": "none"})
 def square_masks_are_told_apart_when_batch_equals_length(heads: Subject, example: Example) -> None:
     """With B = T a (T,T) mask is one over queries and keys, a (B,T) key_mask one over keys, and both together combine by and."""
     size = example.dims["B"]
@@ -86,12 +87,13 @@ def row_without_keys_gives_the_bias(heads: Subject, example: Example) -> None:
     some = seen(heads, example)
     out, want = heads(**example), heads.exact(**example)
     bias = example.arguments.get("b_o", torch.zeros(out.shape[-1])).double()
-    assert identical(out.value[~some], bias.expand(out.shape)[~some], witness=bool((~some).any()) and bool((want.value[some] != 0).any()))
+    assert identical(out.value[~some], bias.expand(out.shape)[~some],
+                     witness=bool((~some).any()) and bool((want.value[some] != 0).any()))
     assert out[some] == want[some]
 
 
-@spec.holds("SWA-1", "SWA-5", "KV-1", kills=("window_one_too_wide", "window_ignored", "window_in_steps"), rests_on=(conduct["form"],),
-            needs=("window", "context"), given={**PLAIN, "window": (2, 1, 3, 8), "Tq": at_least(2)})
+@spec.holds("SWA-1", "SWA-5", "KV-1", kills=("window_one_too_wide", "window_ignored", "window_in_steps"),
+            rests_on=(conduct["form"],), needs=("window", "context"), given={**PLAIN, "window": (2, 1, 3, 8), "Tq": at_least(2)})
 def the_last_entries_of_a_cache_are_the_window(heads: Subject, example: Example) -> None:
     """One token against the last w tokens gives what full windowed attention gives at that token."""
     t = example.integer("token", 0, example.x.shape[1] - 1)
@@ -109,8 +111,8 @@ def only_distances_between_positions_matter(heads: Subject, example: Example) ->
 
 
 # ------------------------------------------------------------------------------------------------ grouped heads
-@spec.holds("GQA-1", "GQA-2", "GQA-4", kills=("grouped_heads_tiled", "keys_of_first_head"), rests_on=(conduct["form"],), needs=("gqa",),
-            given={**SOME, "H": 4, "G": (2, 1)})
+@spec.holds("GQA-1", "GQA-2", "GQA-4", kills=("grouped_heads_tiled", "keys_of_first_head"), rests_on=(conduct["form"],),
+            needs=("gqa",), given={**SOME, "H": 4, "G": (2, 1)})
 def grouped_projections_hold_a_block_a_group(heads: Subject, example: Example) -> None:
     """w_k and w_v of G·D rows give what H·D rows give that hold each group's block once for every query head."""
     assert heads(**example) == heads.exact(**repeated(example))
@@ -149,8 +151,8 @@ def other_queries_do_not_matter(heads: Subject, example: Example) -> None:
     unchanged(heads, example, changed, (slice(None), own), witness=bool(moved.any()))
 
 
-@spec.holds("XAT-2", "ATT-10", kills=("cross_attention_causal", "context_detached"), rests_on=(conduct["form"],), needs=("context",),
-            gradient=True, given={**PLAIN, "context": True, "key_mask": ("none", "right"), "Tk": at_least(2)})
+@spec.holds("XAT-2", "ATT-10", kills=("cross_attention_causal", "context_detached"), rests_on=(conduct["form"],),
+            needs=("context",), gradient=True, given={**PLAIN, "context": True, "key_mask": ("none", "right"), "Tk": at_least(2)})
 def every_query_can_reach_every_source_token(heads: Subject, example: Example) -> None:
     """Cross-attention is not causal: the gradient of each output reaches every unpadded source position, and no padded one."""
     row = example.integer("row", 0, example.x.shape[1] - 1)
@@ -160,7 +162,8 @@ def every_query_can_reach_every_source_token(heads: Subject, example: Example) -
     exact = heads.exact_gradients(**example, wrt=("context",), upstream=(up,))["context"]
     expected = (exact.value.abs() > 2 * found.bar).any(-1)
     reached = (found.value.abs() > found.bar).any(-1)
-    fact(bool(reached[expected].all()), f"output {row} does not reach {int((expected & ~reached).sum())} source tokens that it sees",
+    fact(bool(reached[expected].all()),
+         f"output {row} does not reach {int((expected & ~reached).sum())} source tokens that it sees",
          check="every source token is reached", decided=bool(expected.any()))
     hidden = ~visible(example, alignment(heads))[:, row]
     assert identical(found.value[hidden], 0.0, witness=bool(hidden.any()) and bool(expected.any()))

@@ -77,7 +77,11 @@ def at_least(size: int) -> Callable[[int], bool]:
 
 SOME = {"T": at_least(1), "B": at_least(1)}
 TOKENS = {**SOME, "rank": ("tokens", "batch", "deep")}
-USUAL_EPS: Callable[[float], bool] = lambda eps: eps >= 1e-6  # far from the underflow of half precision
+
+
+def usual_eps(eps: float) -> bool:
+    """Far from the underflow of half precision."""
+    return eps >= 1e-6
 
 
 def exactly(x: torch.Tensor) -> Bounded:

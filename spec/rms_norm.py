@@ -13,7 +13,6 @@ from assay.spec.conduct import add_conduct
 from assay.spec.norm_cases import (
     SOME,
     TOKENS,
-    USUAL_EPS,
     NormCases,
     at_least,
     exactly,
@@ -21,6 +20,7 @@ from assay.spec.norm_cases import (
     mean_zero,
     one_feature_grown,
     others_replaced,
+    usual_eps,
     variance,
 )
 from assay.subject import Subject
@@ -74,7 +74,7 @@ def epsilon_is_inside_the_root(rms_norm: Subject, example: Example) -> None:
 
 
 @spec.holds("RMS-1", kills=("epsilon_ignored",), rests_on=(conduct["form"],),
-            given={**SOME, "token": "zero", "eps": USUAL_EPS, "C": at_least(2)})
+            given={**SOME, "token": "zero", "eps": usual_eps, "C": at_least(2)})
 def zero_token_gives_zero(rms_norm: Subject, example: Example) -> None:
     """A token of zeros gives exactly 0, not NaN."""
     out, other = rms_norm(**example), rms_norm(**example.but(x=example.x + 1))
@@ -83,7 +83,7 @@ def zero_token_gives_zero(rms_norm: Subject, example: Example) -> None:
 
 
 @spec.holds("RMS-1", kills=("weight_offset_by_one", "without_weight", "adds_an_unwritten_residual"),
-            rests_on=(conduct["form"],), given={**SOME, "eps": USUAL_EPS})
+            rests_on=(conduct["form"],), given={**SOME, "eps": usual_eps})
 def zero_weight_gives_zero(rms_norm: Subject, example: Example) -> None:
     """The weight multiplies as it is: weight 0 gives exactly 0, whatever the token."""
     out, some = rms_norm(**example.but(weight=example.weight * 0)), rms_norm(**example)
@@ -189,7 +189,7 @@ def gradient_is_orthogonal_to_the_token(rms_norm: Subject, example: Example) -> 
 
 
 @spec.holds("RMS-4", kills=("zero_token_stops_the_gradient",), rests_on=(conduct["form"],), gradient=True,
-            given={**SOME, "token": "zero", "eps": USUAL_EPS})
+            given={**SOME, "token": "zero", "eps": usual_eps})
 def zero_token_has_a_finite_gradient(rms_norm: Subject, example: Example) -> None:
     """At a token of zeros the gradient is weight·upstream/√eps: finite, and not 0."""
     zero = (example.x == 0).all(-1)

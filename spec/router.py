@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from assay import registry
 from assay.cases import Cases, Configuration, Example, draw_values, generator
 from assay.contract.declaration import Declaration
 from assay.errors import ExampleOverError
 from assay.ledger import fact, identical
 from assay.numbers.bound import Bounded
 from assay.properties import Specification
-from assay.reference.router import DECIDERS
 from assay.spec.conduct import add_conduct
 from assay.spec.margins import certain, evaluated, membership, reachable
 from assay.subject import Subject
@@ -99,7 +99,8 @@ class Routed:
 def deciders(subject: Subject, example: Example) -> tuple[Bounded, ...]:
     """Scores (N,E) with their bars, and probabilities or sigmoids with theirs."""
     x = example.x.reshape(-1, example.x.shape[-1])
-    return evaluated(subject, DECIDERS, x=x, w_router=example.w_router, router=subject.conventions["router"])
+    forms = registry.reference("router").DECIDERS
+    return evaluated(subject, forms, x=x, w_router=example.w_router, router=subject.conventions["router"])
 
 
 def routed(router: Subject, example: Example) -> Routed:

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from scipy.stats import binom
 
+from assay import registry
 from assay.cases import Cases, Configuration, Example, draw_values, generator
 from assay.contract.declaration import Declaration
 from assay.errors import ExampleOverError
 from assay.ledger import fact, statistic
 from assay.numbers.bound import Bounded
 from assay.properties import Specification
-from assay.reference.sampler import PROBABILITIES
 from assay.spec.conduct import add_conduct
 from assay.spec.margins import evaluated
 from assay.subject import Subject
@@ -70,7 +70,7 @@ def drawn(sampler: Subject, example: Example) -> torch.Tensor:
 
 def probabilities(sampler: Subject, example: Example) -> Bounded:
     """The softmax with the bar of what the implementation's arithmetic may make of it."""
-    found: Bounded = evaluated(sampler, PROBABILITIES, logits=example.logits)[0]
+    found: Bounded = evaluated(sampler, registry.reference("sampler").PROBABILITIES, logits=example.logits)[0]
     return found
 
 

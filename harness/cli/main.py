@@ -121,7 +121,8 @@ def replay(
 @app.command(epilog="Example: assay doctor --kind softmax")
 def doctor(
     kind: Annotated[list[str] | None, typer.Option("--kind", metavar="KIND", help="Only these; may be repeated.")] = None,
-    only: options.Only = None, profile: options.Profile = "quick", workers: options.Workers = None, timeout: options.Timeout = 120.0,
+    only: options.Only = None, profile: options.Profile = "quick", workers: options.Workers = None,
+    timeout: options.Timeout = 120.0,
     seed: Annotated[list[int] | None, typer.Option("--seed", metavar="N", help="May be repeated.")] = None,
     json: options.Json = False, verbose: options.Verbose = False,
 ) -> int:

@@ -12,7 +12,8 @@ All = Annotated[bool, typer.Option("--all", help="Everything that is built in.")
 Kind = Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Only this kind; what an undeclared object is.")]
 Device = Annotated[list[str] | None, typer.Option("--device", metavar="DEVICE", help="auto, cpu or cuda; may be repeated.")]
 Dtype = Annotated[list[str] | None, typer.Option("--dtype", metavar="DTYPE", help="Only these; may be repeated.")]
-Profile = Annotated[str, typer.Option("--profile", metavar="PROFILE", help="Examples drawn a case: quick 5, standard 20, deep 1,000.")]
+Profile = Annotated[str, typer.Option(
+    "--profile", metavar="PROFILE", help="Examples drawn a case: quick 5, standard 20, deep 1,000.")]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="The same seed draws the same examples.")]
 Only = Annotated[list[str] | None, typer.Option(
     "--only", metavar="ID", help="A statement, property or case; may be repeated.")]

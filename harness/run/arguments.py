@@ -12,8 +12,8 @@ from assay.contract.declaration import Declaration
 from assay.contract.kinds import KINDS
 from assay.errors import HarnessError, NotClaimedError
 from assay.hosting import Call, Handle, Recipe
-from assay.run.layouts import Placed, place
 from assay.recipes import build
+from assay.run.layouts import Placed, place
 
 
 @dataclass

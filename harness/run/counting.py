@@ -46,8 +46,9 @@ _SUMS: Mapping[str, int] = {  # operations that add elements up, and how often e
 class Counter(TorchDispatchMode):
     """Counts while it is entered.
 
-    multiply_adds: of products. summed: elements that entered a sum, once a sum. largest_bytes, peak_bytes: the largest memory made, and the most that was alive at once,
-    arguments not counted. read/<argument>: elements that operations (but for views) took from the argument's memory.
+    multiply_adds: of products. summed: elements that entered a sum, once a sum.
+    largest_bytes, peak_bytes: the largest memory made, and the most that was alive at once, arguments not counted.
+    read/<argument>: elements that operations (but for views) took from the argument's memory.
     """
 
     def __init__(self, placed: Mapping[str, Placed]) -> None:

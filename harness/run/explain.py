@@ -26,7 +26,7 @@ def failure_fields(trial: Trial, failed: Tried, notes: list[str]) -> dict[str, A
         ratio = 0.0
     else:
         decision = failed.decision
-        assert decision is not None and decision.failure is not None  # noqa: S101 - a wrong example has a wrong decision
+        assert decision is not None and decision.failure is not None  # a wrong example has a wrong decision
         status, what = "fail", _difference(decision.failure, decision.error_over_bound)
         ratio = decision.error_over_bound
         counterexample |= _numbers(decision.check, decision.failure, ratio)

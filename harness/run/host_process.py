@@ -15,8 +15,8 @@ import torch
 
 from assay.contract import loading
 from assay.errors import AssayError, UsageError
-from assay.run import wire
 from assay.hosting import Answer, Call
+from assay.run import wire
 from assay.run.instances import Instances
 
 MEMORY_SHARE = 0.75

@@ -26,8 +26,8 @@ from assay.errors import (
     NotClaimedError,
     UsageError,
 )
-from assay.run import wire
 from assay.hosting import Answer, Call, OutputFacts, Refusal
+from assay.run import wire
 from assay.run.instances import Instances
 from assay.run.perform import clean
 from assay.run.zygote import FOR_HOSTS

@@ -12,9 +12,9 @@ import torch
 from assay.contract.declaration import Declaration
 from assay.contract.kinds import KINDS
 from assay.errors import HarnessError
+from assay.hosting import Answer, Call
 from assay.run.arguments import Arguments, Kept, bind
 from assay.run.conduct import Conduct
-from assay.hosting import Answer, Call
 from assay.run.perform import perform
 
 

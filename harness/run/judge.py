@@ -1,6 +1,7 @@
 """One case to its verdict: draw examples, run the property on each, shrink the first failure, say what happened (layer 4)."""
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import time
@@ -14,11 +15,11 @@ import torch
 from assay.cases import Configuration, Example
 from assay.contract.declaration import Declaration
 from assay.errors import ExampleOverError, HostError, NotExercisedError, NotSupportedError
+from assay.hosting import Answer, Call, Host
 from assay.ledger import Decision, Ledger, open_ledger
 from assay.properties import Property
 from assay.run import events
 from assay.run.explain import failure_fields
-from assay.hosting import Answer, Call, Host
 from assay.run.plan import CaseSpec
 from assay.run.simplify import simplify
 from assay.subject import CACHED, Evaluations, Subject
@@ -253,10 +254,8 @@ class Trial:
             max_examples=wanted, database=None, deadline=None, derandomize=False, report_multiple_bugs=False,
             phases=[hypothesis.Phase.generate, hypothesis.Phase.target], suppress_health_check=list(hypothesis.HealthCheck),
             verbosity=hypothesis.Verbosity.quiet, print_blob=False)(hypothesis.given(strategy)(one)))
-        try:
-            search()
-        except (_FoundError, hypothesis.errors.Unsatisfiable, hypothesis.errors.Flaky):
-            pass  # what was found, if anything, is in `found`
+        with contextlib.suppress(_FoundError, hypothesis.errors.Unsatisfiable, hypothesis.errors.Flaky):
+            search()  # what was found, if anything, is in `found`
         return found[0] if found else None
 
     def _seed(self) -> int:

@@ -10,9 +10,9 @@ from assay import registry
 from assay.cases import Configuration
 from assay.contract.declaration import Declaration
 from assay.errors import AssayError, HarnessError
+from assay.hosting import Host
 from assay.properties import Property
 from assay.run import events, wire
-from assay.hosting import Host
 from assay.run.hosts import LocalHost, RemoteHost
 from assay.run.judge import Judge, Settings
 from assay.run.plan import CaseSpec
@@ -49,7 +49,7 @@ class Bench:
         prop = self.properties[case.property]
         try:
             return self.judge.judge(case, prop, self.declarations[key], self._hosts[key])
-        except Exception as error:  # the boundary of a case: what goes wrong in the harness must not end the run
+        except Exception as error:  # noqa: BLE001 - the boundary of a case: what goes wrong in the harness must not end the run
             return harness_error(case, prop, error)
 
     def again(self, case: CaseSpec, example: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Bench:
         try:
             made = Configuration.from_json(example)
             return self.judge.again(case, prop, self.declarations[key], self._hosts[key], made)
-        except Exception as error:  # the boundary of a case, as in `run`
+        except Exception as error:  # noqa: BLE001 - the boundary of a case, as in `run`
             return harness_error(case, prop, error)
 
     def close(self) -> None:

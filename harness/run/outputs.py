@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from assay.run.arguments import Kept
 from assay.hosting import OutputFacts
+from assay.run.arguments import Kept
 from assay.run.layouts import Placed
 
 _DEPTH = 8  # nesting of plain values that is sent; nothing in the contract nests deeper than 2

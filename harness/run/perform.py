@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from assay.hosting import Answer, Call, Refusal
 from assay.numbers.arithmetic import FORMATS, Arithmetic, Model
 from assay.numbers.perturbing import Perturbing
 from assay.run.arguments import Arguments, Kept
 from assay.run.conduct import Conduct
 from assay.run.counting import Counter, declared
-from assay.hosting import Answer, Call, Refusal
 from assay.run.outputs import Ship, facts_of
 
 MESSAGE_LIMIT = 2000

@@ -13,8 +13,8 @@ import torch
 
 from assay.contract.declaration import declare
 from assay.errors import HarnessError
-from assay.run.conduct import Conduct
 from assay.hosting import Answer, Call, Recipe
+from assay.run.conduct import Conduct
 from assay.run.hosts import LocalHost
 from assay.run.layouts import LAYOUTS
 

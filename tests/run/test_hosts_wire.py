@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from assay.errors import HostCrashedError
-from assay.run import wire
 from assay.hosting import Answer, Call, Handle, OutputFacts, Recipe, Refusal
+from assay.run import wire
 
 Pair = tuple[socket.socket, socket.socket]
 
