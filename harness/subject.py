@@ -69,7 +69,7 @@ def _digest(value: Any) -> str:
 def _pieces(value: Any) -> Iterator[bytes]:
     if isinstance(value, torch.Tensor):
         yield f"{value.dtype}{tuple(value.shape)}".encode()
-        yield value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+        yield value.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
     elif isinstance(value, Mapping):
         for name, item in value.items():
             yield f"{name}:".encode()

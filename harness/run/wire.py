@@ -52,11 +52,19 @@ def send(channel: socket.socket, value: Any, deadline: float | None = None) -> N
         table.append([_NAMES[tensor.dtype], list(tensor.shape)])
         if count := tensor.numel() * tensor.element_size():
             padding = -count % ALIGNMENT
-            chunks += [memoryview(tensor.reshape(-1).view(torch.uint8).numpy()), _ZEROS[:padding]]  # type: ignore[arg-type]
+            chunks += [memoryview(_as_bytes(tensor).numpy()), _ZEROS[:padding]]  # type: ignore[arg-type]
             size += count + padding
     header = json.dumps([table, tree], separators=(",", ":")).encode()
     first = memoryview(PREFIX.pack(MARK, len(header), size) + header)
     _send_all(channel, [first, *(chunk for chunk in chunks if len(chunk))], deadline)
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in row order as uint8. One element may carry any stride and still count as contiguous."""
+    flat = tensor.reshape(-1)
+    if flat.numel() and flat.stride(0) != 1:
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def _send_all(channel: socket.socket, chunks: list[memoryview], deadline: float | None) -> None:

@@ -65,6 +65,13 @@ def test_tensors_of_every_dtype_arrive_bit_by_bit(pair: Pair, name: str) -> None
     assert arrived["scalar"].shape == ()
 
 
+def test_one_element_of_any_stride_arrives(pair: Pair) -> None:
+    one = torch.arange(6, dtype=torch.float16)[::2][1:2]
+    assert one.stride() == (2,) and one.is_contiguous()
+    wire.send(pair[0], one)
+    assert torch.equal(wire.receive(pair[1]), one)
+
+
 def test_strides_do_not_matter(pair: Pair) -> None:
     x = torch.arange(24.0).reshape(2, 3, 4)
     assert torch.equal(_through(pair, x.permute(2, 0, 1)), x.permute(2, 0, 1))
