@@ -175,3 +175,8 @@ def mask_spelled_out(s: Stack) -> Tensor:
     if s.mask is None or s.mask.dim() != 2:
         return s.run()
     return s.run(mask=s.mask[:, None, :].expand(-1, s.x.shape[1], -1))
+
+
+@planted(fault, "every layer is computed twice, once for nothing")
+def work_done_twice(s: Stack) -> Tensor:
+    return s.run() + 0 * s.run()

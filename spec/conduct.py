@@ -75,9 +75,12 @@ def _form(subject: Subject, example: Example) -> None:
     kind = subject.kind
     wanted = {str(subject.dtype).removeprefix("torch."), *(["float32"] if subject.dtype.itemsize < 4 else [])}
     for name, facts, want in zip(kind.outputs, answer.facts, _several(subject.exact(**example)), strict=True):
+        if facts is None:
+            fact(not isinstance(want, torch.Tensor), f"{name} is no tensor", check=f"{name} is a tensor")
+            continue
         if isinstance(want, torch.Tensor) and want.is_floating_point():
             allowed = wanted if name in kind.widenable else {str(subject.dtype).removeprefix("torch.")}
-            if not any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in example.arguments.values()):
+            if not _any_floating(example.arguments):
                 allowed = {"float32", "float64"}  # no input has a type to follow: float32 or wider
             fact(facts.dtype in allowed, f"{name} is {facts.dtype}", got=facts.dtype, expected=" or ".join(sorted(allowed)),
                  check=f"type of {name}")
@@ -91,6 +94,15 @@ def _form(subject: Subject, example: Example) -> None:
         if not kind.may_alias:
             fact(not facts.shares_memory_with, f"{name} shares memory with {', '.join(facts.shares_memory_with)}",
                  check=f"{name} has memory of its own")
+
+
+def _any_floating(value: Any) -> bool:
+    """Whether there is a floating tensor anywhere among the arguments."""
+    if isinstance(value, Mapping):
+        return any(_any_floating(part) for part in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(_any_floating(part) for part in value)
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def _inputs(subject: Subject, example: Example) -> None:
