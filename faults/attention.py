@@ -85,8 +85,7 @@ def scale_after_softmax(q: Tensor, k: Tensor, v: Tensor, o: Options) -> Tensor:
 
 @planted("queries and keys normalised to length 1: cosines in place of dot products")
 def cosine_scores(q: Tensor, k: Tensor, v: Tensor, o: Options) -> Tensor:
-    unit = [torch.nn.functional.normalize(x, dim=-1) for x in (q, k)]
-    return attend(*unit, v, o)
+    return attend(torch.nn.functional.normalize(q, dim=-1), torch.nn.functional.normalize(k, dim=-1), v, o)
 
 
 @planted("softcap ignored", "BUG-084")

@@ -130,7 +130,7 @@ class _Borrowed(torch.autograd.Function):
 def borrowed(q: Tensor, k: Tensor, v: Tensor, o: Options, other: Attention) -> Tensor:
     """The right forward with the gradients of `other`."""
     result: Tensor = _Borrowed.apply(  # type: ignore[no-untyped-call]
-        q, k, v, lambda *x: attend(*x, o), lambda *x: other(*x, o))
+        q, k, v, lambda q, k, v: attend(q, k, v, o), lambda q, k, v: other(q, k, v, o))
     return result
 
 

@@ -211,8 +211,9 @@ def _sdpa(
     if flash and (v.shape[-1] != q.shape[-1] or q.numel() == 0 or not bool(seen.any(-1).all())):
         raise NotImplementedError("flash attention on the CPU wants equal widths and no empty rows")
     with sdpa_kernel([backend] if backend is not None else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
-        packed = (x.contiguous() for x in (q, keys, values))  # flash attention takes no strides in the last dimension
-        out = F.scaled_dot_product_attention(*packed, attn_mask=added, scale=scale)
+        # flash attention takes no strides in the last dimension
+        out = F.scaled_dot_product_attention(
+            q.contiguous(), keys.contiguous(), values.contiguous(), attn_mask=added, scale=scale)
     return out.masked_fill(~seen.any(-1, keepdim=True), 0.0)
 
 

@@ -66,8 +66,11 @@ class Layer:
 
     def act(self, t: Tensor) -> Tensor:
         """The activation."""
-        return {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu,
-                "gelu_tanh": lambda t: functional.gelu(t, approximate="tanh")}[self.activation](t)
+        if self.activation == "gelu_tanh":
+            return functional.gelu(t, approximate="tanh")
+        functions: Mapping[str, Callable[[Tensor], Tensor]] = {
+            "relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
+        return functions[self.activation](t)
 
     def feed(self, t: Tensor) -> Tensor:
         """The feed-forward network."""
@@ -77,7 +80,7 @@ class Layer:
             return multi_head.linear(h, p["ffn.w_out"], p.get("ffn.b_out"))
         if self.ffn == "swiglu":
             return (self.act(t @ p["ffn.w_gate"].mT) * (t @ p["ffn.w_up"].mT)) @ p["ffn.w_down"].mT
-        shared = tuple(p.get(f"moe.shared.{name}") for name in ("w_gate", "w_up", "w_down"))
+        shared = (p.get("moe.shared.w_gate"), p.get("moe.shared.w_up"), p.get("moe.shared.w_down"))
         tokens = t.reshape(-1, t.shape[-1])
         mixture = experts.Mixture(tokens, p["moe.w_router"], p["moe.w_gate"], p["moe.w_up"], p["moe.w_down"],
                                   self.top_k or 1, None if shared[0] is None else shared)

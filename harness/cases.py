@@ -128,7 +128,10 @@ class Example(Mapping[str, Any]):
         """A whole number in low … high, drawn for one named purpose."""
         return int(torch.randint(low, high + 1, (), generator=self.generator(label)))
 
-    def values(self, label: str, *shape: int, family: str | None = None) -> torch.Tensor:
+    # An example is a mapping for `**example` alone; what it holds is read by key, so the name is free for what is drawn.
+    def values(  # type: ignore[override]
+        self, label: str, *shape: int, family: str | None = None,
+    ) -> torch.Tensor:
         """Fresh values of the example's family and type, for one named purpose."""
         return draw_values(family or self.configuration.family, shape, self.generator(label), self.dtype)
 

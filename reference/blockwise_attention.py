@@ -157,8 +157,8 @@ def _backward(
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     out, lse = blockwise_attention(q, k, v, block_q=block_q, block_k=block_k, causal=causal, mask=mask, scale=scale,
                                    causal_alignment=causal_alignment)
-    index = [torch.arange(n, device=q.device) for n in (q.shape[2], k.shape[2])]
-    keep = _visible(*index, q, k, causal, mask, causal_alignment)
+    rows, columns = (torch.arange(n, device=q.device) for n in (q.shape[2], k.shape[2]))
+    keep = _visible(rows, columns, q, k, causal, mask, causal_alignment)
     full_k, full_v = _heads(k, q), _heads(v, q)
     shift = torch.where(lse == -INFINITY, torch.zeros_like(lse), lse).unsqueeze(-1)
     scores = (q @ full_k.transpose(-1, -2)) * factor

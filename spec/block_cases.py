@@ -26,7 +26,7 @@ class LayerCases(Cases):
     dims = {"B": (2, 1, 3, 0), "T": (3, 1, 2, 5, 8, 9, 17), "H": (2, 1, 4, 3), "G": (2, 1, 4, 3), "D": (4, 2, 3, 8),
             "F": (6, 1, 5, 16), "E": (4, 2, 3), "K": (2, 1)}
     flags = {**LAYER_FLAGS, "causal": (True, False)}
-    families = FAMILIES
+    families: tuple[str, ...] = FAMILIES
 
     def adapt(self, configuration: Configuration, claims: Declaration) -> Configuration | None:
         dims, flags = dict(configuration.dims), dict(configuration.flags)

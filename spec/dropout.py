@@ -132,6 +132,7 @@ def gradient_passes_where_the_element_did(dropout: Subject, example: Example) ->
     answer = dropout.answer(_wrt=("x",), _upstream=(upstream,), **ones)
     kept, gradient = output(answer, ones) != 0, answer.gradients["x"]
     assert fact(gradient is not None and gradient.shape == example.x.shape, "no gradient of the shape of x", decided=False)
+    assert gradient is not None
     found, bounded = gradient.double(), kept_value(dropout, upstream, example.p)
     identical(found[~kept], 0.0, witness=bool(kept.any()))
     assert Bounded(found[kept], bounded.bar[kept]) == bounded.value[kept]

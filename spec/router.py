@@ -320,11 +320,11 @@ def gradients_of_choice(router: Subject, example: Example) -> tuple[dict[str, Bo
     given = {**example, "indices": indices.long()}
     bars = router.gradient_bars(upstream=up, wrt=names, **given)
     exact = router.exact_gradients(upstream=up, wrt=names, **given)
-    got = {name: answer.gradients.get(name) for name in names}
-    zero = {name: torch.zeros_like(bars[name].value) for name in names}
-    return {
-        name: Bounded(zero[name] if got[name] is None else got[name].double(), bars[name].bar) for name in names
-    }, exact
+    found: dict[str, Bounded] = {}
+    for name in names:
+        got = answer.gradients.get(name)
+        found[name] = Bounded(torch.zeros_like(bars[name].value) if got is None else got.double(), bars[name].bar)
+    return found, exact
 
 
 @spec.holds(

@@ -249,7 +249,7 @@ def command_line() -> str:
 # ------------------------------------------------------------------------------------------------ the console script
 def main(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code. Whatever is wrong with how it was asked is one line, and 2."""
-    complaint = typer.BadParameter.__mro__[2]  # the base of all that is wrong with a command line, under any version
+    complaint: Any = typer.BadParameter.__mro__[2]  # the base of all that is wrong with a command line, under any version
     verbose = "--verbose" in arguments or "-v" in arguments
     try:
         code = typer.main.get_command(app).main(args=list(arguments), prog_name="assay", standalone_mode=False)

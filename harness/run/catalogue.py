@@ -90,7 +90,8 @@ def listing(what: str, kind: str | None = None) -> Listing:
 
 def held_by() -> dict[str, list[str]]:
     """Statement or erratum id -> ids of the properties that hold it, in order; those that none holds map to nothing."""
-    found: dict[str, list[str]] = {one.id: [] for one in (*statements.all(), *statements.errata())}
+    written = [*(one.id for one in statements.all()), *(one.id for one in statements.errata())]
+    found: dict[str, list[str]] = {id: [] for id in written}
     for prop in registry.properties():
         for id in prop.statements:
             if id in found:

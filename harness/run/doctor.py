@@ -179,7 +179,8 @@ class Team:
             done.put(error)
 
     def _attempt(self, judges: dict[int, Channel], work: Work) -> Attempt:
-        started, statuses, last = time.monotonic(), [], {"status": "not-tried"}
+        started, statuses = time.monotonic(), list[str]()
+        last: dict[str, Any] = {"status": "not-tried"}
         dtype, seed = work.tries[0] if work.tries else ("", 0)
         for dtype, seed in work.tries:
             last = self._judged(judges, work, dtype, seed)
@@ -188,7 +189,7 @@ class Team:
                 break
         return Attempt(
             work.prop.id, work.planted.id, last["status"] in RED, last["status"], work.planted.id in work.prop.kills,
-            dtype, seed, str(last.get("message", "")), last.get("counterexample") or {}, tuple(statuses),
+            dtype, seed, str(last.get("message", "")), dict(last.get("counterexample") or {}), tuple(statuses),
             time.monotonic() - started)
 
     def _judged(self, judges: dict[int, Channel], work: Work, dtype: str, seed: int) -> dict[str, Any]:
@@ -222,7 +223,8 @@ class Team:
 def _zygote() -> Zygote:
     """A zygote that has imported specification and planted implementations: it forks judges alone, never a host."""
     modules = {one.function.__module__ for one in registry.properties()}
-    modules |= {one.function.__module__ for one in (*registry.faults(), *registry.benigns())}
+    planted: tuple[Planted, ...] = (*registry.faults(), *registry.benigns())
+    modules |= {one.function.__module__ for one in planted}
     return Zygote((*FOR_HOSTS, *FOR_JUDGES, *sorted(modules)))
 
 

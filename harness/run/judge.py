@@ -250,7 +250,7 @@ class Trial:
                 hypothesis.target(tried.ledger.worst())
 
         strategy = self.prop.cases.strategy(self.declaration, self.prop.given)
-        search = hypothesis.seed(self._seed())(hypothesis.settings(
+        search: Any = hypothesis.seed(self._seed())(hypothesis.settings(
             max_examples=wanted, database=None, deadline=None, derandomize=False, report_multiple_bugs=False,
             phases=[hypothesis.Phase.generate, hypothesis.Phase.target], suppress_health_check=list(hypothesis.HealthCheck),
             verbosity=hypothesis.Verbosity.quiet, print_blob=False)(hypothesis.given(strategy)(one)))

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import socket
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay import registry
@@ -21,7 +21,7 @@ from assay.run.plan import CaseSpec
 class Bench:
     """What a judge needs to try a case: the properties, the declarations, and a host for each target."""
 
-    def __init__(self, targets: list[Mapping[str, Any]], settings: Settings, zygote: str | None) -> None:
+    def __init__(self, targets: Sequence[Mapping[str, Any]], settings: Settings, zygote: str | None) -> None:
         self.settings = settings
         self.judge = Judge(settings)
         self.properties: dict[str, Property] = {prop.id: prop for prop in registry.properties()}
@@ -73,7 +73,7 @@ def local_declarations(wanted: list[Mapping[str, Any]]) -> list[Declaration]:
     for one in wanted:
         planted = one.get("planted")
         if planted:
-            pool = [*registry.faults(one["kind"]), *registry.benigns(one["kind"])]
+            pool: list[registry.Fault | registry.Benign] = [*registry.faults(one["kind"]), *registry.benigns(one["kind"])]
             found += [made.declaration for made in pool if made.id == planted]
         else:
             found += [made for made in registry.declarations(one["kind"]) if made.name == one["name"]]

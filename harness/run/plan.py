@@ -1,6 +1,7 @@
 """The plan: which cases there are, made once before anything runs; it is the denominator of every verdict."""
 from __future__ import annotations
 
+import builtins
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,11 +23,11 @@ class CaseSpec:
     device: str
     dtype: str
 
-    @property
+    @builtins.property  # the field of that name hides it here
     def id(self) -> str:
         return f"{self.property}[{self.implementation}-{self.device}-{self.dtype}]"
 
-    @property
+    @builtins.property  # the field of that name hides it here
     def row(self) -> tuple[str, str, str, str]:
         return (self.property, self.implementation, self.device, self.dtype)
 

@@ -16,6 +16,7 @@ from assay.contract.loading import load
 from assay.errors import HarnessError, HostError, UsageError
 from assay.report.jsonl import Report
 from assay.run import events
+from assay.run.events import Header
 from assay.run.hosts import RemoteHost, Zygote
 from assay.run.judge import Settings
 from assay.run.judging import Bench
@@ -168,7 +169,7 @@ class Session:
             yield result
         yield events.footer(self.results, plan, seconds=time.monotonic() - self._started, interrupted=self.stopped)
 
-    def _header(self, targets: Sequence[Target]) -> events.Header:
+    def _header(self, targets: Sequence[Target]) -> Header:
         settings = self.request.settings
         declared = [declaration.to_json() for target in targets for declaration in target.declarations]
         sources = {Path(place).name: digest for place, digest in map(source, targets) if digest}

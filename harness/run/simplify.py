@@ -74,7 +74,7 @@ def simpler(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 def _one_by_one(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """One element at a time to 0, then to 1, then to a whole number."""
     flat = tensor.reshape(-1)
-    for target in (lambda x: torch.zeros_like(x), lambda x: torch.ones_like(x), lambda x: x.round()):
+    for target in (torch.zeros_like, torch.ones_like, torch.round):
         for place in range(flat.numel()):
             changed = flat.clone()
             changed[place] = target(flat[place])

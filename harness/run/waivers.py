@@ -83,10 +83,10 @@ def read(path: Path) -> tuple[Waiver, ...]:
         raise UsageError(f"waivers={path} cannot be read: {error.strerror}; `--write-waivers` proposes one") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"waivers={path} must be JSON, got {events.clean(str(error), 100)}") from None
-    error = next(iter(_validator().iter_errors(data)), None)
-    if error is not None:
-        place = "/".join(str(part) for part in error.absolute_path) or "the file"
-        raise UsageError(f"waivers={path}: {place}: {_rule(error)}")
+    broken = next(iter(_validator().iter_errors(data)), None)
+    if broken is not None:
+        place = "/".join(str(part) for part in broken.absolute_path) or "the file"
+        raise UsageError(f"waivers={path}: {place}: {_rule(broken)}")
     return tuple(_waiver(one, f"waivers={path}: waivers/{number}") for number, one in enumerate(data["waivers"]))
 
 
