@@ -55,7 +55,8 @@ def _translated(src: Tensor, tgt: Tensor, params: Params, settings: Settings, sr
                 positions: Tensor | str | None, counting: str) -> Tensor:
     """The formula under common settings."""
     if isinstance(positions, str):  # the convention of the same name
-        positions, counting = None, positions
+        counting = positions
+        positions = None
     at = [replace(settings, positions=None if positions is None else positions[..., : ids.shape[1]]) for ids in (src, tgt)]
     memory = encode(entered(src, params, src_mask, counting), params.get("encoder", ()), at[0], src_mask)
     memory = _normalised(memory, params, settings, "encoder_norm")

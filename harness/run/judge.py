@@ -249,11 +249,11 @@ class Trial:
             if tried.ledger and math.isfinite(tried.ledger.worst()):
                 hypothesis.target(tried.ledger.worst())
 
-        strategy = self.prop.cases.strategy(self.declaration, self.prop.given)
+        drawn: Any = hypothesis.given(self.prop.cases.strategy(self.declaration, self.prop.given))
         search: Any = hypothesis.seed(self._seed())(hypothesis.settings(
             max_examples=wanted, database=None, deadline=None, derandomize=False, report_multiple_bugs=False,
             phases=[hypothesis.Phase.generate, hypothesis.Phase.target], suppress_health_check=list(hypothesis.HealthCheck),
-            verbosity=hypothesis.Verbosity.quiet, print_blob=False)(hypothesis.given(strategy)(one)))
+            verbosity=hypothesis.Verbosity.quiet, print_blob=False)(drawn(one)))
         with contextlib.suppress(_FoundError, hypothesis.errors.Unsatisfiable, hypothesis.errors.Flaky):
             search()  # what was found, if anything, is in `found`
         return found[0] if found else None
