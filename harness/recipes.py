@@ -4,7 +4,8 @@ Plain operations, so that the reference can be run on the same callables under t
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -50,9 +51,24 @@ def layer_norm(weight: torch.Tensor, bias: torch.Tensor | None = None, eps: floa
     return apply
 
 
-def pair(before: Map, after: Map) -> tuple[Map, Map]:
+class Pair(tuple[Map, ...]):
+    """Two callables, (before, after). Called as if it were one norm, it is the first and then the second, by turns: code that
+    knows one norm and applies it on both sides is held to the same formula."""
+
+    def __new__(cls, norms: Iterable[Map]) -> Pair:
+        made = super().__new__(cls, norms)
+        made._turns = itertools.cycle(made)
+        return made
+
+    _turns: Iterator[Map]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return next(self._turns)(x)
+
+
+def pair(before: Map, after: Map) -> Pair:
     """Two callables, as the sandwich placement takes its norms: parameters are recipes themselves."""
-    return before, after
+    return Pair((before, after))
 
 
 RECIPES: Mapping[str, Callable[..., Any]] = {
