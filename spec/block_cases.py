@@ -13,7 +13,7 @@ BUDGET = 40_000  # weights times tokens of one example
 LAYER_FLAGS: dict[str, tuple[Any, ...]] = {
     "placement": ("pre", "post", "sandwich", "deepnorm"), "norm": ("rms", "layer"), "ffn": ("swiglu", "mlp", "moe"),
     "activation": ("silu", "gelu", "relu", "gelu_tanh"), "mask": ("none", "padding", "full", "padding_left"),
-    "positions": ("none", "index", "shifted", "own"), "eps": (1e-6, 1e-5, 1e-2), "biases": (False, True), "gate": (False, True),
+    "positions": ("none", "index", "shifted", "own"), "eps": (1e-6, 1e-5, 1e-2), "biases": (False, True),
     "shared": (False, True),
 }
 FAMILIES = ("normal", "integers", "positive", "peaked", "heavy", "small", "cancelling")
@@ -131,7 +131,7 @@ def _attention_parameters(
     if flags["biases"]:
         made |= {f"{part}.b_{name}": draw(f"{part}.b_{name}", rows) - 1 for name, rows in
                  (("q", width), ("k", narrow), ("v", narrow), ("o", width))}
-    return made | ({f"{part}.w_gate": draw(f"{part}.w_gate", width, width)} if flags["gate"] else {})
+    return made  # no gate of the heads: an implementation cannot say that it has none
 
 
 def _feed_parameters(

@@ -110,7 +110,7 @@ def post_norm_outputs_are_normalised(encoder: Subject, example: Example) -> None
 @spec.holds("RES-3", "PRE-2", kills=("attention_without_residual", "gradient_stops_between_layers"), gradient=True,
             rests_on=(conduct["form"],), dtypes=("float64", "float32"), examples=2,
             given={**SEVERAL, "placement": "pre", "mask": "none", "ffn": ("swiglu", "mlp"), "L": (2, 3), "H": (2, 4), "D": (4, 8),
-                   "F": (5, 6, 16), "biases": False, "gate": False, "family": "normal"})
+                   "F": (5, 6, 16), "biases": False, "family": "normal"})
 def gradient_survives_many_residual_layers(encoder: Subject, example: Example) -> None:
     """Through 24 pre-norm layers of small gain the gradient keeps at least half its norm: the residual path carries it."""
     small = ("attn.w_o", *SILENT_FEED)
@@ -126,7 +126,7 @@ def gradient_survives_many_residual_layers(encoder: Subject, example: Example) -
 @spec.holds("MHA-9", kills=("attention_without_residual", "layers_in_parallel"), rests_on=(conduct["form"],), examples=2,
             dtypes=("float64", "float32"),
             given={**SEVERAL, "placement": "pre", "mask": "none", "positions": "none", "ffn": ("swiglu", "mlp"), "L": (2, 3),
-                   "T": (5, 8), "H": (2, 4), "D": (4, 8), "biases": False, "gate": False, "norm": "rms", "family": "normal"})
+                   "T": (5, 8), "H": (2, 4), "D": (4, 8), "biases": False, "norm": "rms", "family": "normal"})
 def residuals_keep_tokens_apart(encoder: Subject, example: Example) -> None:
     """Stacked residual layers keep the tokens' differences, which attention alone would lose within a few layers.
 
@@ -149,7 +149,7 @@ def _differences(x: torch.Tensor) -> float:
 
 
 @spec.holds("COST-1", kills=("work_done_twice",), rests_on=(conduct["form"],), dtypes=("float32",), examples=4,
-            given={**SOME, "mask": "none", "positions": "none", "ffn": ("swiglu", "mlp"), "gate": False, "layout": "contiguous"})
+            given={**SOME, "mask": "none", "positions": "none", "ffn": ("swiglu", "mlp"), "layout": "contiguous"})
 def work_is_that_of_the_parameters_and_the_scores(encoder: Subject, example: Example) -> None:
     """Multiply-adds are those of every matrix with every token, plus 2·T²·C a layer and sequence, and no more."""
     batch, length, width = example.x.shape
