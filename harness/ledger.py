@@ -58,6 +58,7 @@ class Ledger:
     """All decisions of one example."""
 
     decisions: list[Decision] = field(default_factory=list)
+    noise: list[float] = field(default_factory=list)  # error over that of same-precision evaluation, one a measured call
     out_of_range: str = ""  # set when an intermediate or its bar may leave the declared type's range
 
     def record(self, decision: Decision) -> Decision:

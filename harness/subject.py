@@ -33,6 +33,7 @@ class Evaluations:
     def __init__(self, size: int = CACHED) -> None:
         self._kept: OrderedDict[str, Evaluation] = OrderedDict()
         self._size = size
+        self.weigh = False  # whether errors are also compared with those of the formula in the type under test
         self.every_form = True  # False: the form whose bar is usually widest stands for all
 
     def get(self, forms: Sequence[Form], arguments: Mapping[str, Any], dtype: torch.dtype, arithmetic: Arithmetic, *,
@@ -135,7 +136,20 @@ class Subject:
         expected = self._evaluation(named)
         measured = [self._measured(name, got, want) for name, got, want in
                     zip(self.kind.outputs, self._outputs(answer, expected.outputs), expected.outputs, strict=True)]
+        if self.evaluations.weigh:
+            self._weigh(named, measured, expected.outputs)
         return measured[0] if len(measured) == 1 else tuple(measured)
+
+    def _weigh(self, named: Mapping[str, Any], measured: Sequence[Any], expected: Sequence[Any]) -> None:
+        """Note how the error compares with that of the formula evaluated in the very type under test, both root mean square;
+        an evaluation that happens to be exact counts as one rounding."""
+        for got, plain, want in zip(measured, self._plain(named), expected, strict=True):
+            if isinstance(got, Bounded) and got.numel() and bool(want.value.isfinite().all()):
+                usual = (plain.double() - want.value).square().mean().sqrt()
+                rounding = want.value.square().mean().sqrt() * torch.finfo(self.dtype).eps / 2
+                error = (got.value - want.value).square().mean().sqrt()
+                if bool(usual.isfinite()) and bool(rounding > 0):
+                    ledger.current().noise.append(float(error / torch.maximum(usual, rounding)))
 
     def values(self, *args: Any, **arguments: Any) -> Any:
         """The outputs as they came, in float64 and without bars: for comparisons bit for bit."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from assay.run.simplify import simplify
 from assay.subject import CACHED, Evaluations, Subject
 
 DRAWN = {"quick": 5, "standard": 20, "deep": 1000}
+SUSPECT = 3.0  # times the root mean square error of same-precision evaluation (numerics 9.3)
 SHRINK_TRIES = 80  # configurations tried while shrinking one failure
 CRASH_TRIES = 12  # the same when each try costs a new host process
 
@@ -69,12 +71,15 @@ class Tally:
     worst: float = 0.0
     worst_at: str = ""
     reasons: dict[str, int] = field(default_factory=dict)
+    noise: list[float] = field(default_factory=list)  # error over the usual error at this precision, one an example
 
     def add(self, tried: Tried) -> None:
         setattr(self, tried.outcome, getattr(self, tried.outcome) + 1)
         self.unseen += tried.unseen
         if tried.outcome in ("undecided", "not_supported"):
             self.reasons[tried.reason] = self.reasons.get(tried.reason, 0) + 1
+        if tried.ledger and tried.outcome == "right" and tried.ledger.noise:
+            self.noise.append(max(tried.ledger.noise))
         if tried.ledger and tried.outcome == "right" and tried.ledger.worst() > self.worst:
             self.worst, self.worst_at = tried.ledger.worst(), tried.configuration.key()
 
@@ -136,6 +141,11 @@ def _decided(tally: Tally) -> dict[str, Any]:
     enough = max(3, math.ceil(tally.total / 4))
     main = max(tally.reasons, key=lambda reason: tally.reasons[reason], default="")
     found: dict[str, Any] = {"error_over_bound": tally.worst, "values": {"error_over_bound": tally.worst}}
+    if tally.right >= enough and len(tally.noise) >= 3 and statistics.median(tally.noise) > SUSPECT:
+        typical = statistics.median(tally.noise)
+        return found | {"status": "suspect", "suspect": {"error over that of same-precision evaluation, median": typical},
+                        "message": f"all {tally.right} decided examples lie within the proven bound, yet the error is typically "
+                        f"{typical:.3g} times that of evaluating the formula in the same precision"}
     if tally.right >= enough:
         return found | {"status": "pass", "message": f"{tally.right} of {tally.total} examples decided, all right"}
     if tally.not_supported > tally.undecided:
@@ -193,6 +203,7 @@ class Trial:
     def run_example(self, configuration: Configuration, example: Example) -> Tried:
         """By the usual form first; what is wrong by that is judged again, on the same answers, by all forms."""
         self.judge.evaluations.every_form = False
+        self.judge.evaluations.weigh = self.prop.id.endswith("_is_the_formula")
         recorded = Recorded(self.host)
         tried = self._run_once(configuration, example, recorded)
         if tried.outcome == "wrong" and tried.ended is None:
