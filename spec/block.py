@@ -43,16 +43,13 @@ def gradients_are_the_formula(block: Subject, example: Example) -> None:
 def norm_stands_where_the_placement_says(block: Subject, example: Example) -> None:
     """Pre: x + f(norm(x)). Post: norm(x + f(x)). Sandwich: x + norm(f(norm(x))). Each is told from the others."""
     placement, params = example.get("placement", "pre"), dict(example.params)
-    for other in ("pre", "post", "sandwich"):
-        if not block.declaration.allows("placement", other):
-            continue
-        full = {**{f"{name}_post.{end.rpartition('.')[2]}": params[end] for name in ("norm1", "norm2")
-                   for end in (f"{name}.weight", f"{name}.bias") if end in params}, **params}
-        there, here = example.but(placement=other, params=full), example.but(placement=placement, params=full)
-        out = block(**there)
-        assert out == block.exact(**there)
-        if other != placement and (placement, other) != ("deepnorm", "post"):
-            assert out != block.exact(**here)
+    full = {**{f"{name}_post.{end.rpartition('.')[2]}": params[end] for name in ("norm1", "norm2")
+               for end in (f"{name}.weight", f"{name}.bias") if end in params}, **params}
+    here = example.but(params=full)
+    out = block(**here)
+    assert out == block.exact(**here)
+    for other in {"pre", "post", "sandwich"} - {"post" if placement == "deepnorm" else placement}:
+        assert out != block.exact(**here.but(placement=other))
 
 
 @spec.holds("RES-1", kills=("attention_without_residual", "residual_added_twice"), rests_on=(conduct["form"],),

@@ -39,7 +39,8 @@ def _cut(model: Model, example: Example) -> torch.Tensor | None:
     return None if example.mask is None else example.mask[:, : model.ids(example).shape[1]]
 
 
-@spec.holds("DEC-2", "MSK-1", kills=("not_causal", "mean_over_positions", "mask_replaces_causal"), rests_on=(logits_score_every_word,),
+@spec.holds("DEC-2", "MSK-1", kills=("not_causal", "mean_over_positions", "mask_replaces_causal"),
+            rests_on=(logits_score_every_word,),
             given={**LONGER, "padding": ("none", "right", "left")}, conventions=BITS)
 def later_tokens_do_not_matter(lm: Subject, example: Example) -> None:
     """From tokens to logits: replacing all tokens after t leaves every logit up to t as it was, bit for bit, at every cut."""

@@ -78,7 +78,8 @@ class Model:
 
     def ids(self, example: Example, label: str = "") -> torch.Tensor:
         """The example's ids within this vocabulary, or (with a label) other ones; cut to what the model takes."""
-        drawn = example.drawn if not label else torch.rand(example.drawn.shape, generator=example.generator(label), dtype=torch.float64)
+        source = example.generator(label)
+        drawn = torch.rand(example.drawn.shape, generator=source, dtype=torch.float64) if label else example.drawn
         words = (drawn * self.vocabulary).long().clamp(max=self.vocabulary - 1)
         return words if self.longest is None else words[:, : self.longest]
 
@@ -148,4 +149,6 @@ def model_of(subject: Subject, example: Example) -> Model:
 def same(left: torch.Tensor, right: Bounded, where: torch.Tensor | None = None) -> tuple[Bounded, Bounded]:
     """Both sides of a comparison under one bar, at the positions (B,T) that count."""
     one = Bounded(left.double(), right.bar)
-    return (one, right) if where is None else (Bounded(one.value[where], one.bar[where]), Bounded(right.value[where], right.bar[where]))
+    if where is None:
+        return one, right
+    return Bounded(one.value[where], one.bar[where]), Bounded(right.value[where], right.bar[where])

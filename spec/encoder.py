@@ -6,10 +6,9 @@ from typing import Any
 import torch
 
 from assay.cases import Configuration, Example, draw_values, generator
-from assay.contract.declaration import Declaration
 from assay.ledger import fact, identical
 from assay.properties import Specification
-from assay.spec.block_cases import SILENT_FEED, LAYER_FLAGS, LayerCases, drawn_mask, layer_options, layer_parameters, scaled
+from assay.spec.block_cases import LAYER_FLAGS, SILENT_FEED, LayerCases, drawn_mask, layer_options, layer_parameters, scaled
 from assay.spec.conduct import add_conduct
 from assay.subject import Subject
 
