@@ -116,7 +116,8 @@ def decoder_layer_is_encoder_layer_with_causal_mask(block: Subject, example: Exa
 
 
 # ------------------------------------------------------------------------------------------------ dropout
-DROPOUT: dict[str, Any] = {**SOME, "placement": "pre", "T": (8, 5), "H": (4,), "D": (8, 4), "F": (16,), "mask": "none", "biases": False,
+DROPOUT: dict[str, Any] = {**SOME, "placement": "pre", "T": (8, 5), "H": (4,), "D": (8, 4), "F": (16,), "mask": "none",
+                           "biases": False,
                            "family": ("normal", "positive")}
 
 

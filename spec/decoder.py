@@ -21,7 +21,8 @@ BITS = {"row_dependence": "none", "repeatability": "bitwise"}
 
 
 @spec.holds("DEC-1", "EDM-2", kills=(
-    "not_causal", "mask_replaces_causal", "mask_ignored", "memory_mask_ignored", "target_mask_over_memory", "cross_attention_causal",
+    "not_causal", "mask_replaces_causal", "mask_ignored", "memory_mask_ignored", "target_mask_over_memory",
+    "cross_attention_causal",
     "cross_attention_left_out", "cross_attention_first", "cross_attention_last", "cross_with_self_weights", "cross_over_target",
     "memory_normalised", "query_from_memory", "norms_swapped", "cross_attention_without_residual", "memory_of_first_sample",
     "memory_in_first_layer_only", "last_memory_position_unread", "layers_reversed"), rests_on=(conduct["form"],))

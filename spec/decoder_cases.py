@@ -44,7 +44,8 @@ class TranslatorCases(DecoderCases):
 
     kind = "encoder_decoder"
     dims = {**DecoderCases.dims, "V": (7, 2, 13), "L": (1, 2)}
-    flags = {**{name: choices for name, choices in LAYER_FLAGS.items() if name != "mask"}, "src_mask": ("none", "padding", "padding_left"),
+    flags = {**{name: choices for name, choices in LAYER_FLAGS.items() if name != "mask"},
+             "src_mask": ("none", "padding", "padding_left"),
              "tgt_mask": ("none", "padding", "padding_left"), "table": (True, False), "final_norm": (True, False),
              "encoder_norm": (False, True), "unembed": (True, False)}
     families = ("normal",)

@@ -103,7 +103,6 @@ def post_norm_outputs_are_normalised(encoder: Subject, example: Example) -> None
     calm = example.but(layers=plain)
     out, exact = encoder(**calm), encoder.exact(**calm)
     assert (out * out).mean(-1) == (exact * exact).mean(-1)
-    assert fact(bool(((exact.value**2).mean(-1) <= 1.0 + 1e-9).all()), "the formula is not normalised", check="mean square", decided=False)
 
 
 @spec.holds("RES-3", "PRE-2", kills=("attention_without_residual", "gradient_stops_between_layers"), gradient=True,
