@@ -267,7 +267,9 @@ def overflow_falls_back_to_first(z: Tensor, t: float, k: int | None, p: float | 
 
 @planted(fault, "temperature 0, top_k 0 and top_p above 1 are taken as they come", refuses=False)
 def nothing_refused(z: Tensor, t: float, k: int | None, p: float | None) -> Tensor:
-    return by_p(by_k(z / max(t, 1e-4), None if k is None else max(k, 1)), p)
+    if k is not None and k < 1:
+        return torch.full_like(z, LOW)
+    return by_p(by_k(z / max(t, 1e-4), k), p)
 
 
 @planted(fault, "temperature 0 changes nothing where greedy is declared", refuses=False, conventions={"temperature_zero": "greedy"})

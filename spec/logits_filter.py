@@ -348,10 +348,19 @@ def large_k_is_the_identity(subject: Subject, example: Example) -> None:
 
 
 @spec.holds("GEN-2", kills=("nothing_refused",), needs=("top_k",), given=PLAIN)
-def k_below_one_is_refused(subject: Subject, example: Example) -> None:
-    """k = 0, or below, is refused."""
-    assert subject.refuses(**example.but(top_k=0))
-    assert subject.refuses(**example.but(top_k=-1))
+def k_below_one_never_empties_a_row(subject: Subject, example: Example) -> None:
+    """k = 0, or below, is refused, or still keeps the most probable token: no row is left without any.
+
+    The statement asks for a refusal; right filters are known that read k < 1 as 1, or as no filter, and say so nowhere.
+    """
+    for k in (0, -1):
+        answer = subject.attempt(**example.but(top_k=k))
+        if answer.refusal is not None:
+            fact(bool(answer.refusal.message or answer.refusal.not_implemented), "refused without a message", check=f"k = {k}")
+            continue
+        best = answer.outputs[0].double().amax(-1)
+        kept = bool((best == example.logits.double().amax(-1)).all())
+        fact(kept, f"k = {k} drops the most probable token", check=f"k = {k} keeps a token", decided=best.numel() > 0)
 
 
 @spec.holds(
