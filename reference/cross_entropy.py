@@ -102,7 +102,7 @@ def _shift_first(logits: Tensor, target: Tensor, epsilon: float, smoothing: str)
 
 def _logsumexp_minus_target(logits: Tensor, target: Tensor, epsilon: float, smoothing: str) -> Tensor:
     """(m + log Σ exp(z − m)) − z_y: the maximum is added back before the target is subtracted."""
-    whole = freely_chosen(logits.amax(-1, keepdim=True)) + _shifted(logits)[1]
+    whole = torch.logsumexp(logits, -1, keepdim=True)  # its gradient is taken from the rounded sum, exp(z − whole)
     nll = (whole - logits.gather(-1, target)).squeeze(-1)
     if epsilon == 0:
         return nll
