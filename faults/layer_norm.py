@@ -265,10 +265,9 @@ def upstream_taken_for_contiguous(x: Tensor, weight: Tensor, bias: Tensor, *, ep
     return bent(_right(x, weight, bias, eps), packed)
 
 
-# On the CPU its backward adds up the gradients of weight and bias in the input's type.
-@benign("layer_norm", arithmetic={"accumulate": "input"})
+@benign("layer_norm")
 def fused(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
-    """torch's own kernel."""
+    """torch's own kernel; on the CPU its backward adds up the gradients of weight and bias in the input's type."""
     return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 
 

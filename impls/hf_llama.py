@@ -69,7 +69,7 @@ def sdpa(
     return out.transpose(1, 2)
 
 
-@assay.implements("rms_norm", name="hf-llama-rms-norm", arithmetic={"internal": "float32"}, version=VERSION, url=URL)
+@assay.implements("rms_norm", name="hf-llama-rms-norm", version=VERSION, url=URL)
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     """`LlamaRMSNorm`: float32 inside, rounded to the input's type before the weight."""
     out: Tensor = run(bare(library().LlamaRMSNorm, x.shape[-1], eps=eps), {"weight": weight}, x)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from assay.numbers.bound import freely_chosen
+from assay.numbers.bound import freely_chosen, precision
 from assay.numbers.forms import Form
 
 
@@ -96,6 +96,12 @@ def _over_tokens(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]).sum(0)
 
 
+def _added_to_buffers(x: Tensor) -> Tensor:
+    """A sum over tokens kept in a buffer of the weight's type, one token after another, as torch's CPU kernel does."""
+    with precision("spilled"):
+        return _over_tokens(x)
+
+
 def _centred_backward(
     upstream: Tensor, wrt: Sequence[str], *, x: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> Mapping[str, Tensor]:
@@ -121,8 +127,8 @@ def _polynomial_backward(
     b = (sum_h * mean - sum_hx) * r * r * r / x.shape[-1]
     gradients = {
         "x": r * h + scaled_and_shifted(x, mean, b) - sum_h * r / x.shape[-1],
-        "weight": _over_tokens(upstream * scaled_and_shifted(x, mean, r)),
-        "bias": _over_tokens(upstream),
+        "weight": _added_to_buffers(upstream * scaled_and_shifted(x, mean, r)),
+        "bias": _added_to_buffers(upstream),
     }
     return {name: gradients[name] for name in wrt}
 

@@ -5,7 +5,8 @@ import math
 
 import torch
 
-from assay.cases import Example
+from assay.cases import Configuration, Example
+from assay.contract.declaration import Declaration
 from assay.ledger import fact, identical
 from assay.numbers.bound import Bounded
 from assay.properties import Specification
@@ -21,6 +22,7 @@ from assay.spec.norm_cases import (
     mean_zero,
     one_feature_grown,
     others_replaced,
+    shape_of,
     usual_eps,
     variance,
 )
@@ -28,10 +30,16 @@ from assay.subject import Subject
 
 
 class LayerNormCases(NormCases):
-    """Weight 1 and bias 0 on one side, drawn ones on the other."""
+    """Weight 1 and bias 0 on one side, drawn ones on the other. Never one single number: group norms refuse to centre it."""
 
     kind = "layer_norm"
     vectors = ("weight", "bias")
+
+    def adapt(self, configuration: Configuration, claims: Declaration) -> Configuration | None:
+        found = super().adapt(configuration, claims)
+        if found is not None and math.prod(shape_of(found)) == 1:
+            return found.but(rank="tokens", T=2) if claims.allows("T", 2) else found.but(C=2)
+        return found
 
 
 spec = Specification("layer_norm", LayerNormCases())
