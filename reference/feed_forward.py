@@ -53,6 +53,14 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return product if bias is None else product + bias
 
 
+def bias_among_terms(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The bias as one more term of the sum, as kernels do that start their accumulator from it."""
+    if bias is None:
+        return x @ weight.transpose(0, 1)
+    one = torch.ones_like(x[..., :1])
+    return torch.cat((x, one), -1) @ torch.cat((weight, bias.unsqueeze(-1)), -1).transpose(0, 1)
+
+
 def _sigmoid(x: Tensor) -> Tensor:
     """1/(1 + e^−x) for x ≥ 0 and e^x/(1 + e^x) below: neither exponential overflows."""
     e = torch.exp(-x.abs())
@@ -116,11 +124,20 @@ def _with(table: Mapping[str, Activation]) -> Callable[..., Tensor]:
     return forward
 
 
+def _bias_first(
+    x: Tensor, w_in: Tensor, b_in: Tensor | None, w_out: Tensor, b_out: Tensor | None, *, activation: str
+) -> Tensor:
+    """Both biases summed with the products, in any order."""
+    return bias_among_terms(activate(bias_among_terms(x, w_in, b_in), activation, ACTIVATIONS), w_out, b_out)
+
+
 def _has(table: Mapping[str, Activation]) -> Callable[[Mapping[str, Any]], bool]:
     return lambda arguments: arguments["activation"] in table
 
 
 FORMS: tuple[Form, ...] = (
     Form("as written", feed_forward),
+    Form("biases among the terms", _bias_first, applies=lambda arguments: arguments["b_in"] is not None
+         or arguments["b_out"] is not None),
     *(Form(f"activation {name}", _with(table), applies=_has(table)) for name, table in ACTIVATION_FORMS.items()),
 )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from assay.numbers.forms import Form
 from assay.reference import attention as _attention
+from assay.reference.feed_forward import bias_among_terms
 from assay.reference.rotary import rotary
 
 Attend = Callable[..., Tensor]
@@ -69,6 +70,7 @@ class _Call:
     base: float
     alignment: str
     empty_row: str
+    bias_joins: bool = False  # whether a bias is one more term of its sum
 
 
 def _heads_mixed(call: _Call, attend: Attend, tensors: tuple[Tensor, ...], context: Tensor | None, values: Tensor | None,
@@ -78,9 +80,9 @@ def _heads_mixed(call: _Call, attend: Attend, tensors: tuple[Tensor, ...], conte
     x, w_q, w_k, w_v, w_o = tensors
     _check(call, x, w_q, w_k, w_v)
     source = x if context is None else context
-    q = _split(_linear(x, w_q, biases[0]), call.heads)
-    k = _split(_linear(source, w_k, biases[1]), call.groups)
-    v = _split(_linear(source if values is None else values, w_v, biases[2]), call.groups)
+    q = _split(_linear(x, w_q, biases[0], call.bias_joins), call.heads)
+    k = _split(_linear(source, w_k, biases[1], call.bias_joins), call.groups)
+    v = _split(_linear(source if values is None else values, w_v, biases[2], call.bias_joins), call.groups)
     if positions is not None:
         if q.shape[2] != k.shape[2]:
             raise ValueError(f"positions={tuple(positions.shape)} must serve queries and keys alike, got Tq={q.shape[2]}, "
@@ -91,7 +93,7 @@ def _heads_mixed(call: _Call, attend: Attend, tensors: tuple[Tensor, ...], conte
     merged = heads.transpose(1, 2).reshape(*x.shape[:2], heads.shape[1] * heads.shape[3])
     if w_gate is not None:
         merged = merged * torch.sigmoid(_linear(x, w_gate, None))
-    return _linear(merged, w_o, biases[3])
+    return _linear(merged, w_o, biases[3], call.bias_joins)
 
 
 def joined_mask(key_mask: Tensor | None, mask: Tensor | None, batch: int, tq: int, tk: int) -> Tensor | None:
@@ -109,7 +111,9 @@ def joined_mask(key_mask: Tensor | None, mask: Tensor | None, batch: int, tq: in
     return keys & pairs
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, bias_joins: bool = False) -> Tensor:
+    if bias_joins:
+        return bias_among_terms(x, weight, bias)
     product = x @ weight.transpose(0, 1)
     return product if bias is None else product + bias
 
@@ -141,7 +145,7 @@ def _form(inner: Form) -> Form:
         w_gate: Tensor | None = None, positions: Tensor | None = None, base: float = 10000.0,
         causal_alignment: str = "bottom_right", empty_row: str = "zeros",
     ) -> Tensor:
-        call = _Call(num_heads, num_kv_heads or num_heads, causal, window, base, causal_alignment, empty_row)
+        call = _Call(num_heads, num_kv_heads or num_heads, causal, window, base, causal_alignment, empty_row, bias_joins=True)
         return _heads_mixed(call, inner.forward, (x, w_q, w_k, w_v, w_o), context, values, key_mask, mask,
                             (b_q, b_k, b_v, b_o), w_gate, positions)
 

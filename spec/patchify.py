@@ -17,7 +17,7 @@ class PatchifyCases(Cases):
     """Images wide, high and square, grids whose number of patches is a square though they are not, patches of one pixel."""
 
     kind = "patchify"
-    dims = {"B": (1, 2, 3, 0), "Ci": (2, 1, 3, 4), "rows": (2, 1, 3, 4, 5), "columns": (3, 1, 2, 4, 9), "P": (2, 1, 3, 4)}
+    dims = {"B": (1, 2, 3), "Ci": (2, 1, 3, 4), "rows": (2, 1, 3, 4, 5), "columns": (3, 1, 2, 4, 9), "P": (2, 1, 3, 4)}
     families = ("integers", "normal", "positive", "heavy", "small")
 
     def adapt(self, configuration: Configuration, claims: Declaration) -> Configuration | None:
