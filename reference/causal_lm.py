@@ -106,7 +106,7 @@ def _split(x: Tensor, heads: int) -> Tensor:
     return x.reshape(x.shape[0], x.shape[1], heads, x.shape[2] // heads).transpose(1, 2)
 
 
-def causal_lm(*, seed: int, size: Size = Size(), counting: str = "index") -> CausalLanguageModel:  # noqa: B008 (frozen)
+def causal_lm(*, seed: int, size: Size = Size(), counting: str = "index") -> CausalLanguageModel:
     """Make a small model whose weights come from the seed alone.
 
     Formula: x = E[ids]; x = block_l(x) for each layer, causal, rotary; logits = RMSNorm(x) · W_Uᵀ.

@@ -38,7 +38,8 @@ def gradients_are_the_formula(model: Subject, example: Example) -> None:
         assert got[name] == want[name]
 
 
-@spec.holds("EDM-1", "MSK-1", kills=("not_causal", "memory_depends_on_target", "last_position_for_all"), rests_on=(conduct["form"],),
+@spec.holds("EDM-1", "MSK-1", kills=("not_causal", "memory_depends_on_target", "last_position_for_all"),
+            rests_on=(conduct["form"],),
             given={**SEVERAL, "ffn": ("swiglu", "mlp"), "V": (7, 13)}, conventions=BITS)
 def later_targets_do_not_matter(model: Subject, example: Example) -> None:
     """Logits at target position t depend on target inputs 0 … t and on none later, bit for bit, at every cut."""

@@ -85,7 +85,8 @@ def test_tokens_with_a_near_tie_of_experts_are_left_out() -> None:
     sure = sampled(registry.forms("block"), arguments, "float32", Arithmetic()).outputs[0]
     assert bool(sure.bar.isfinite().all())
     router = arguments["params"]["moe.w_router"]
-    tied = {**arguments, "params": {**arguments["params"], "moe.w_router": torch.cat([router[:1], router[:1], router[:1], router[:1]])}}
+    tied = {**arguments,
+            "params": {**arguments["params"], "moe.w_router": torch.cat([router[:1], router[:1], router[:1], router[:1]])}}
     unsure = sampled(registry.forms("block"), tied, "float32", Arithmetic()).outputs[0]
     assert bool(unsure.bar.isinf().all())
 

@@ -19,7 +19,8 @@ def drawn(source: torch.Generator, *shape: int, gain: float = 1.0) -> Tensor:
 
 def layers(depth: int, source: torch.Generator, gain: float = 1.0) -> list[dict[str, Tensor]]:
     ones = torch.ones(WIDTH, dtype=torch.float64)
-    return [{"norm1.weight": ones, "norm2.weight": ones, "attn.w_q": drawn(source, WIDTH, WIDTH), "attn.w_k": drawn(source, WIDTH, WIDTH),
+    return [{"norm1.weight": ones, "norm2.weight": ones, "attn.w_q": drawn(source, WIDTH, WIDTH),
+             "attn.w_k": drawn(source, WIDTH, WIDTH),
              "attn.w_v": drawn(source, WIDTH, WIDTH, gain=gain), "attn.w_o": drawn(source, WIDTH, WIDTH, gain=gain),
              "ffn.w_in": drawn(source, 4 * WIDTH, WIDTH, gain=gain), "ffn.w_out": drawn(source, WIDTH, 4 * WIDTH, gain=gain)}
             for _ in range(depth)]
@@ -43,7 +44,7 @@ def _gradient_norms(depth: int, placement: str) -> Tensor:
 
 
 def test_pre_3_last_gradient_keeps_in_post_norm_and_falls_in_pre_norm() -> None:
-    """PRE-3: the last FFN matrix's gradient falls as about 1/√L in pre-norm, not in post-norm; last/first is larger in post-norm."""
+    """PRE-3: the last FFN matrix's gradient falls as about 1/√L in pre-norm, not in post-norm; last/first is larger there."""
     shallow, deep = 2, 32
     pre = [_gradient_norms(depth, "pre") for depth in (shallow, deep)]
     post = [_gradient_norms(depth, "post") for depth in (shallow, deep)]
@@ -63,7 +64,8 @@ def test_pre_2_the_pre_norm_stream_grows_and_post_norm_stays_at_one() -> None:
     assert sizes[0] < sizes[1] < sizes[2]
     assert 0.5 < sizes[2] / sizes[1] / math.sqrt(32 / 8) < 2
     for depth in (1, 8, 32):
-        assert torch.allclose(through(x, stack[:depth], "post").square().mean(-1), torch.ones(2, TOKENS, dtype=torch.float64), atol=1e-3)
+        assert torch.allclose(through(x, stack[:depth], "post").square().mean(-1), torch.ones(2, TOKENS, dtype=torch.float64),
+                              atol=1e-3)
 
 
 def _deepnorm_step(depth: int, alpha: float, beta: float) -> float:
