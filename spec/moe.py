@@ -294,7 +294,6 @@ def permuting_experts_changes_nothing(moe: Subject, example: Example) -> None:
     "MOE-7",
     kills=(
         "order_not_restored",
-        "routed_by_mean_token",
         "scores_depend_on_batch",
         "last_odd_token_dropped",
         "tokens_dropped",

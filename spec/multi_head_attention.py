@@ -52,11 +52,11 @@ def of_head(example: Example, h: int) -> Example:
     "batch_and_heads_swapped", "fused_layout_mistaken", "gate_sigmoid_twice", "gate_left_out", "gate_linear",
     "gate_after_projection", "gate_per_head", "projection_left_out", "projection_transposed", "query_weight_transposed",
     "heads_averaged", "last_head_dropped", "keys_of_first_head", "scale_of_model_width",
-    "context_ignored", "values_from_queries", "values_ignored", "cross_attention_causal", "key_mask_ignored",
+    "values_ignored", "cross_attention_causal", "key_mask_ignored",
     "key_mask_inverted", "key_mask_replaces_mask",
     "mask_repeated_batch_major", "window_ignored", "window_one_too_wide", "window_discards_masks", "empty_row_gives_mean",
     "biases_ignored", "key_bias_on_values", "output_bias_per_head", "positions_ignored", "keys_not_turned", "values_turned",
-    "halves_turned", "base_ignored", "one_head_more", "input_added_without_projection"),
+    "halves_turned", "one_head_more", "input_added_without_projection"),
             rests_on=(conduct["form"],))
 def output_is_the_formula(heads: Subject, example: Example) -> None:
     """Every output is the concatenation of all heads, gated, times w_oᵀ, plus b_o; head h is attention over its own slices."""

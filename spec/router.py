@@ -206,7 +206,6 @@ def weights_of_k_distinct_experts_sum_to_one(router: Subject, example: Example) 
         "chosen_by_magnitude",
         "last_expert_never_chosen",
         "last_choice_one_too_far",
-        "chosen_from_bfloat16",
         "routed_like_first_token",
     ),
     rests_on=(conduct["form"],),

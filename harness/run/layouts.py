@@ -42,7 +42,8 @@ def _refill(repaired: torch.Tensor, placed: Placed) -> None:
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+    one, other = (t.clone(memory_format=torch.contiguous_format).reshape(-1) for t in (a, b))  # one element may have any stride
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 def place(tensor: torch.Tensor, layout: str = "contiguous", device: str = "cpu") -> Placed:

@@ -37,9 +37,17 @@ class _FillEmpty(TorchDispatchMode):
     _MAKERS = frozenset({
         "aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::new_empty_strided"})
 
+    supports_higher_order_operators = True  # flex_attention is one
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whatever a compiler makes for itself is none of ours."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func._schema.name in self._MAKERS and isinstance(out, torch.Tensor):
+        schema = getattr(func, "_schema", None)  # a higher-order operator has none
+        if schema is not None and schema.name in self._MAKERS and isinstance(out, torch.Tensor):
             filler = torch.nan if out.is_floating_point() or out.is_complex() else out.dtype == torch.bool or 0x5A
             out.fill_(filler)
         return out
