@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -85,11 +86,16 @@ class Zygote:
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
-            self._process.wait(10)
+            self._process.wait(0.2 if self._is_childless() else 10)
         except subprocess.TimeoutExpired:  # its children die with it all the same: PR_SET_PDEATHSIG
             self._process.kill()
             self._process.wait()
         self._folder.cleanup()
+
+    def _is_childless(self) -> bool:
+        """Whether it has forked nothing yet: then it may still be importing, and need not be waited for."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        return children.exists() and not children.read_text().strip()
 
     def __enter__(self) -> Zygote:
         return self

@@ -26,6 +26,13 @@ BENIGNS = [made for kind in PROBES for made in registry.benigns(kind) if "/condu
 FARTHER = 4.0
 ONE_ROUNDING_MORE = {"rms_norm/rounds_before_the_weight": 1.5, "rotary/tables_in_the_input_type": 1.25}
 SAME_VALUES = {"rms_norm/computes_a_mean_nobody_needs"}  # wrong in cost alone
+# Wrong on inputs that these probes do not draw (negative positions, widths that a rule derives, square weights): the doctor shows
+# the properties that tell them.
+NOT_PROBED = {
+    "rotary/negative_positions_mirrored", "feed_forward/weight_not_transposed", "feed_forward/hidden_width_four_times",
+    "feed_forward/hidden_width_of_llama", "gated_feed_forward/weight_not_transposed", "gated_feed_forward/hidden_width_twice",
+    "gated_feed_forward/hidden_width_rounded_down",
+}
 CHANGES_ITS_INPUT = {"layer_norm/writes_into_its_input", "rms_norm/writes_into_its_input", "residual/adds_in_place"}
 Results = dict[str, Tensor]
 
@@ -151,7 +158,7 @@ def _wrongness(made: registry.Fault) -> float:
     return worst
 
 
-WRONG_VALUES = [made for made in FAULTS if made.id not in SAME_VALUES | CHANGES_ITS_INPUT]
+WRONG_VALUES = [made for made in FAULTS if made.id not in SAME_VALUES | CHANGES_ITS_INPUT | NOT_PROBED]
 
 
 @pytest.mark.parametrize("made", WRONG_VALUES, ids=lambda made: made.id)

@@ -32,9 +32,9 @@ def test_a_named_fault_is_told_and_a_right_way_passes() -> None:
 
 
 def test_a_fault_that_a_property_cannot_see_stays_alive() -> None:
-    """Sums to one along the right axis, every row: the sign of the logits is none of this property's business."""
-    report = doctor.run(["softmax"], only=("rows_sum_to_one", "sign_wrong"), benign=False, dtypes=("float32",))
-    assert report.alive == ["softmax/sign_wrong"] and report.exit_code == 1
+    """Sums to one along the right axis, every row: which entries are large is none of this property's business."""
+    report = doctor.run(["softmax"], only=("rows_sum_to_one", "uniform"), benign=False, dtypes=("float32",))
+    assert report.alive == ["softmax/uniform"] and report.exit_code == 1
     assert report.idle == ["softmax/rows_sum_to_one"]
 
 
