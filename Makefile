@@ -2,7 +2,7 @@
 .PHONY: help setup check test gpu bench clean
 OUT ?= assay-report
 # What `make check` judges: the built-in softmax and attention, and the two attentions of Hugging Face's Llama.
-TARGETS ?= torch-softmax torch-log-softmax-exp torch-nn-softmax sdpa sdpa-math sdpa-flash flex hf-llama-eager hf-llama-sdpa
+TARGETS ?= torch-softmax torch-log-softmax-exp torch-nn-softmax sdpa sdpa-math sdpa-flash hf-llama-eager hf-llama-sdpa
 export HF_HUB_OFFLINE := 1
 
 help: ## show this list
