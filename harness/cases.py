@@ -224,6 +224,11 @@ class Cases:
                 given[name] = torch.tensor(numbers(values), dtype=torch.float64).to(drawn.dtype).reshape(drawn.shape)
         return made.but(**given) if given else made
 
+    def may_be_refused(self, configuration: Configuration) -> bool:
+        """Whether right implementations are known that raise here: raising then takes the example out, counted; a result is
+        judged like any other."""
+        return False
+
     # -------------------------------------------------------------------------------------------- options
     def options(self, claims: Declaration, given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
         """What each letter, flag, `family` and `layout` may be, after claims, limits and the property's `given`."""

@@ -33,6 +33,7 @@ class Evaluations:
     def __init__(self, size: int = CACHED) -> None:
         self._kept: OrderedDict[str, Evaluation] = OrderedDict()
         self._size = size
+        self.refusal_allowed = False  # whether raising takes this example out instead of failing it
         self.weigh = False  # whether errors are also compared with those of the formula in the type under test
         self.every_form = True  # False: the form whose bar is usually widest stands for all
 
@@ -267,7 +268,7 @@ class Subject:
         refusal = answer.refusal
         if refusal is None:
             return
-        if refusal.not_implemented:
+        if refusal.not_implemented or self.evaluations.refusal_allowed:
             raise NotSupportedError(refusal.message)
         if refusal.out_of_memory:
             raise HostOutOfMemoryError(f"{refusal.type}: {refusal.message}")

@@ -203,6 +203,7 @@ class Trial:
     def run_example(self, configuration: Configuration, example: Example) -> Tried:
         """By the usual form first; what is wrong by that is judged again, on the same answers, by all forms."""
         self.judge.evaluations.every_form = False
+        self.judge.evaluations.refusal_allowed = self.prop.cases.may_be_refused(configuration)
         self.judge.evaluations.weigh = self.prop.id.endswith("_is_the_formula")
         recorded = Recorded(self.host)
         tried = self._run_once(configuration, example, recorded)
