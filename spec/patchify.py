@@ -17,7 +17,7 @@ class PatchifyCases(Cases):
     """Images wide, high and square, grids whose number of patches is a square though they are not, patches of one pixel."""
 
     kind = "patchify"
-    dims = {"B": (1, 2, 3), "Ci": (2, 1, 3, 4), "rows": (2, 1, 3, 4, 5), "columns": (3, 1, 2, 4, 9), "P": (2, 1, 3, 4)}
+    dims = {"B": (1, 2, 3, 0), "Ci": (2, 1, 3, 4), "rows": (2, 1, 3, 4, 5), "columns": (3, 1, 2, 4, 9), "P": (2, 1, 3, 4)}
     families = ("integers", "normal", "positive", "heavy", "small")
 
     def adapt(self, configuration: Configuration, claims: Declaration) -> Configuration | None:
@@ -28,6 +28,10 @@ class PatchifyCases(Cases):
                 and claims.allows("patch_size", d["P"])):
             return None
         return configuration
+
+    def may_be_refused(self, configuration: Configuration) -> bool:
+        """einops raises on a batch of 0 where a pattern splits an axis."""
+        return configuration.dims["B"] == 0
 
     def build(self, configuration: Configuration, dtype: torch.dtype) -> Example:
         d = configuration.dims
