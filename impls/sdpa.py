@@ -71,7 +71,7 @@ def sdpa_math(
         return F.scaled_dot_product_attention(q, k, v, **translated(q, k, mask, bias, causal, window, scale))
 
 
-@assay.implements("attention", name="sdpa-flash", lacks={"value_width", "empty"}, version=torch.__version__)
+@assay.implements("attention", name="sdpa-flash", lacks={"value_width", "empty", "strided"}, version=torch.__version__)
 def sdpa_flash(
     q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None, causal: bool = False,
     window: int | None = None, scale: float | None = None,
