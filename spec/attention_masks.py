@@ -72,7 +72,7 @@ def future_gets_no_gradient(attention: Subject, example: Example) -> None:
         assert identical(future, 0.0, witness=bool((past != 0).any()) or last == 0)
 
 
-PADDED = {**NO_EMPTY, "mask": ("padding", "full", "shared"), "Tk": at_least(2), "bias": ("none", "shared")}
+PADDED = {**NO_EMPTY, "mask": ("padding", "shared", "padding", "full", "padding"), "Tk": at_least(2), "bias": ("none", "shared")}
 
 
 def unseen(attention: Subject, example: Example) -> torch.Tensor:
