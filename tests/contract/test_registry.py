@@ -1,13 +1,25 @@
 """The registry and the registration of properties and planted faults."""
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from assay import registry
+from assay import properties, registry
+from assay.contract.kinds import KINDS
 from assay.errors import HarnessError, UsageError
 from assay.properties import Specification
+
+
+@pytest.fixture(autouse=True)
+def _no_made_up_properties_left() -> Iterator[None]:
+    """Properties of made-up kinds are gone afterwards: other tests of this process ask for all there are."""
+    yield
+    for made in [made for made in properties.registered() if made.kind not in KINDS]:
+        del properties._PROPERTIES[made.id]
+        del properties._IDS[made.function]
+
 
 
 def test_collecting_keeps_declarations_apart() -> None:
