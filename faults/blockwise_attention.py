@@ -405,11 +405,6 @@ def tiles_backward(c: Call) -> Result:
     return tiled(c, backward=True)
 
 
-@planted(benign, "tiles of three whatever is asked")
-def tiles_of_three(c: Call) -> Result:
-    return tiled(replace(c, block_q=3, block_k=3))
-
-
 @planted(benign, "powers of two inside")
 def powers_of_two(c: Call) -> Result:
     turn = math.log2(math.e)

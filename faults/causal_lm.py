@@ -312,6 +312,16 @@ class SeedIgnored(Model):
         super().__init__(seed + SeedIgnored.made)
 
 
+@planted(fault, "a copy draws its weights again")
+class CopyDrawnAgain(Model):
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.seed = seed
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CopyDrawnAgain:
+        return CopyDrawnAgain(self.seed + 1)
+
+
 @planted(fault, "the longest sequence seen stretches the positions of later ones", "BUG-122")
 class LongestRemembered(Model):
     longest = 4

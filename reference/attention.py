@@ -189,6 +189,22 @@ def online_attention(
     return closed(out.reshape(*q.shape[:3], v.shape[-1]), empty, empty_row)
 
 
+def base_two_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, mask: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    causal: bool = False, window: Window = None, scale: float | None = None, softcap: float | None = None,
+    causal_alignment: str = "bottom_right", empty_row: str = "zeros",
+) -> torch.Tensor:  # fmt: skip
+    """In powers of two: whole scores times log2 e, before the maximum is taken off, as Triton's kernels do."""
+    by_head, keys, values = grouped(q, k, v)
+    scores = capped(by_head @ keys.transpose(-1, -2) * scale_of(q, scale), softcap)
+    visible = visibility(q, k, mask, bias, causal, window, causal_alignment)
+    filled, empty = masked(with_bias(scores, bias, q.shape[1]) * math.log2(math.e), visible, q.shape[1])
+    powers = torch.exp2(shifted(filled))
+    total = powers.sum(-1, keepdim=True)
+    out = powers @ values / total if k.shape[-2] else powers @ values
+    return closed(out.reshape(*q.shape[:3], v.shape[-1]), empty, empty_row)
+
+
 def recomputed_weights(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -305,5 +321,6 @@ ONLINE_ADDITIONS = 7
 FORMS: tuple[Form, ...] = (
     Form("as written", attention),
     Form("scaled on both sides, summed online", online_attention, additions=ONLINE_ADDITIONS, usual=True),
+    Form("powers of two", base_two_attention, additions=ONLINE_ADDITIONS),
     Form("weights recomputed from log-sum-exp", recomputing_attention, backward=flash_backward),
 )

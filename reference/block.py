@@ -172,7 +172,7 @@ def required(params: Params, name: str) -> Any:
 
 def other_parts() -> Parts:
     """Every component in another of its forms."""
-    return Parts(_multi_head.FORMS[-1].forward, _rms_norm.FORMS[1].forward, _layer_norm.FORMS[1].forward,
+    return Parts(_multi_head.FORMS[-1].forward, _rms_norm.by_rsqrt, _layer_norm.by_rsqrt,
                  _feed_forward.FORMS[0].forward, _gated.FORMS[0].forward, _moe.FORMS[1].forward)
 
 

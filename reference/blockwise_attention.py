@@ -11,6 +11,7 @@ from assay.numbers.bound import freely_chosen
 from assay.numbers.forms import Form
 
 INFINITY = float("inf")
+LOG2_E = math.log2(math.e)
 Partial = tuple[Tensor, Tensor, Tensor]
 
 
@@ -138,6 +139,29 @@ def _scaled_queries(
                                causal_alignment=causal_alignment, empty_row=empty_row)
 
 
+def _base_two(
+    q: Tensor, k: Tensor, v: Tensor, *, block_q: int, block_k: int, causal: bool = False, mask: Tensor | None = None,
+    scale: float | None = None, causal_alignment: str = "bottom_right", empty_row: str = "zeros",
+) -> tuple[Tensor, Tensor]:
+    """One tile in powers of two: whole scores times log₂ e, before the maximum is taken off; lse turned back at the end."""
+    factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    full_k, full_v = _heads(k, q), _heads(v, q)
+    keep = _visible(torch.arange(q.shape[2], device=q.device), torch.arange(k.shape[2], device=q.device), q, k, causal, mask,
+                    causal_alignment)
+    scores = (q @ full_k.transpose(-1, -2)) * factor * LOG2_E
+    scores = torch.where(keep, scores, torch.full_like(scores, -INFINITY))
+    top = freely_chosen(scores.amax(-1))
+    shift = torch.where(top == -INFINITY, torch.zeros_like(top), top)
+    p = torch.exp2(scores - shift.unsqueeze(-1))
+    total = p.sum(-1)
+    seen = top > -INFINITY
+    safe = torch.where(seen, total, torch.ones_like(total))
+    lse = shift / LOG2_E + torch.log(safe)
+    out = (p @ full_v) / safe.unsqueeze(-1)
+    return _empty_rows(out, torch.where(seen, lse, torch.full_like(lse, -INFINITY)), full_v, empty_row), torch.where(
+        seen, lse, torch.full_like(lse, -INFINITY))
+
+
 def _all_keys_at_once(
     q: Tensor, k: Tensor, v: Tensor, *, block_q: int, block_k: int, causal: bool = False, mask: Tensor | None = None,
     scale: float | None = None, causal_alignment: str = "bottom_right", empty_row: str = "zeros",
@@ -181,5 +205,6 @@ def _grouped(gradient: Tensor, shared: Tensor) -> Tensor:
 FORMS: tuple[Form, ...] = (
     Form("tile by tile", blockwise_attention, additions=2),
     Form("queries scaled first", _scaled_queries, additions=2),
+    Form("powers of two", _base_two, additions=7, applies=lambda arguments: arguments["k"].shape[2] > 0),
     Form("one tile, gradients recomputed from lse", _all_keys_at_once, backward=_backward, additions=2),
 )

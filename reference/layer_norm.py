@@ -53,6 +53,12 @@ def _reciprocal(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tenso
     return deviation * r * weight + bias
 
 
+def by_rsqrt(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
+    """rsqrt(σ² + eps) in one, differentiated as torch does: ∂rsqrt = −½·r³, which half precision may not hold."""
+    deviation = x - _mean(x)
+    return deviation * torch.rsqrt(_mean(deviation * deviation) + eps) * weight + bias
+
+
 def _welford(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
     """Welford: M2 = Σ_k (x_k − mean_{k−1})(x_k − mean_k), with the running means written as cumulative sums.
 
@@ -153,6 +159,7 @@ def _affine_backward(
 FORMS: tuple[Form, ...] = (
     Form("two passes", layer_norm),
     Form("reciprocal root", _reciprocal, backward=_centred_backward),
+    Form("reciprocal root in one", by_rsqrt),
     # A running mean rounds three times a step (difference, quotient, sum) where a cumulative sum rounds once.
     Form("Welford", _welford, additions=3),
     Form("x times r plus shift", _scale_then_shift, backward=_polynomial_backward),

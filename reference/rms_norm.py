@@ -59,6 +59,11 @@ def _scaled_input(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     return x * weight * (1 / torch.sqrt(_mean(x * x) + eps))
 
 
+def by_rsqrt(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
+    """x · rsqrt(…) · weight, differentiated as torch does: ∂rsqrt = −½·r³, which half precision may not hold."""
+    return x * torch.rsqrt(_mean(x * x) + eps) * weight
+
+
 def _backward(
     upstream: Tensor, wrt: Sequence[str], *, x: Tensor, weight: Tensor, eps: float
 ) -> Mapping[str, Tensor]:
@@ -91,4 +96,5 @@ FORMS: tuple[Form, ...] = (
     Form("cast before the weight", _reciprocal, backward=_backward),
     Form("cast after the weight", _weight_first, backward=_backward_cubed),
     Form("weight before the scale", _scaled_input),
+    Form("reciprocal root in one", by_rsqrt),
 )

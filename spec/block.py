@@ -71,7 +71,8 @@ def silent_branches_pass_the_gradient_as_it_is(block: Subject, example: Example)
     if found is None or other is None:
         fact(False, "no gradient reaches x", check="x has a gradient")
         return
-    assert identical(found.double(), above.double(), witness=(other.double(), found.double()))
+    sure = block.exact_gradients(**silent)["x"].bar.isfinite()  # a norm's own slope may leave the range, and ∞ · 0 is no number
+    assert identical(found.double()[sure], above.double()[sure], witness=(other.double()[sure], found.double()[sure]))
 
 
 @spec.holds("RES-1", "RES-2", kills=("attention_without_residual", "feed_forward_adds_layer_input", "parallel_branches"),

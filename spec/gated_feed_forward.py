@@ -92,6 +92,13 @@ def zero_gate_lets_nothing_through(glu: Subject, example: Example) -> None:
     assert identical(shut, 0.0, witness=bool((usual != 0).any()))
 
 
+@spec.holds("GLU-1", "FFN-1", kills=("gelu_tanh_for_gelu",), rests_on=(output_is_the_formula,),
+            given={**SOME, "family": ("normal",), "activation": ("gelu", "gelu_tanh")})
+def gelu_is_the_one_named(glu: Subject, example: Example) -> None:
+    """gelu is x·Φ(x) and gelu_tanh its approximation, 5·10⁻⁴ apart at most: on moderate gates the named one is found."""
+    assert glu(**example) == glu.exact(**example)
+
+
 @spec.holds("GLU-1", "FFN-5", kills=("gate_and_up_swapped", "nothing_activated", "both_activated", "always_silu"),
             rests_on=(conduct["form"],), given={**SOME, "family": EXACT})
 def gate_is_the_activated_branch(glu: Subject, example: Example) -> None:

@@ -76,16 +76,25 @@ class Instances:
         key = (call.kind, call.implementation, call.device, call.seed, call.instance)
         if key not in self._objects:
             if call.instance < 0:
-                made = copy.deepcopy(self._instance(replace(call, instance=-call.instance - 1), declaration))
+                made = _copied(self._instance(replace(call, instance=-call.instance - 1), declaration))
             elif factory:
                 # A factory may seed the global generators, which is how models are made; calls of the model may not.
                 with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()):
                     made = function(seed=call.seed) if "seed" in declaration.keywords else function()
                 made = made.to(call.device) if isinstance(made, torch.nn.Module) else made
             else:
-                made = copy.deepcopy(function)
+                made = _copied(function)
             self._objects[key] = made
         return self._objects[key]
+
+
+def _copied(target: Any) -> Any:
+    """A deep copy. What torch cannot copy, such as an object that keeps activations, is wrong nowhere: copies are not
+    supported there."""
+    try:
+        return copy.deepcopy(target)
+    except (RuntimeError, TypeError) as error:
+        raise NotImplementedError(f"it cannot be deep-copied: {error}") from error
 
 
 def _cost(declaration: Declaration) -> Callable[[Arguments], Any] | None:
