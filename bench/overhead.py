@@ -1,7 +1,7 @@
 """What the harness itself costs: python bench/overhead.py [TARGET] (default sdpa). Ratios from one run; CPU time, not clocks.
 
 share: CPU time inside implementation, reference and bounds, over all CPU time of judging, in this process.
-isolation: wall time of judging in a supervised process over judging in this one, cases alternating, medians.
+isolation: wall time of judging in a supervised process over judging in this one, case by case.
 cold: seconds from the start of a fresh `assay check` to its verdict, and of `assay --help`.
 """
 from __future__ import annotations
@@ -67,24 +67,25 @@ def share(name: str, kind: str, cases: list[CaseSpec]) -> dict[str, float]:
             "share": (implementation.seconds + formula.seconds) / total}
 
 
-def isolation(name: str, kind: str, cases: list[CaseSpec]) -> float:
-    """Median over cases of the time in a supervised process over the time in this one."""
+def isolation(name: str, kind: str, cases: list[CaseSpec]) -> tuple[float, float]:
+    """Wall time of judging in a supervised process over judging in this one: of all cases together, and the median of cases.
+
+    Each case is judged once here and once there, in turn, with fresh evaluations as in a run; who is first alternates.
+    """
     with Zygote() as zygote:
-        here = Bench([{"isolated": False, "declarations": [{"kind": kind, "name": name}]}], Settings("quick"), None)
         declared = [made.to_json() for made in registry.declarations(kind) if made.name == name]
-        target = {"isolated": True, "target": name, "kind": kind, "declarations": declared}
-        there = Bench([target], Settings("quick"), zygote.address)
-        ratios = []
-        for case in cases:
-            times = []
-            for bench in (here, there):
-                bench.run(case)  # the first run pays for caches and the process
+        benches = (Bench([{"isolated": False, "declarations": [{"kind": kind, "name": name}]}], Settings(), None),
+                   Bench([{"isolated": True, "target": name, "kind": kind, "declarations": declared}], Settings(), zygote.address))
+        for bench in benches:
+            bench.run(cases[0])  # the first case pays for imports and for the process
+        spent: list[list[float]] = [[], []]
+        for turn, case in enumerate(cases[1:]):
+            for which in (turn % 2, 1 - turn % 2):
                 started = time.perf_counter()
-                bench.run(case)
-                times.append(time.perf_counter() - started)
-            ratios.append(times[1] / times[0])
-        there.close()
-    return statistics.median(ratios)
+                benches[which].run(case)
+                spent[which].append(time.perf_counter() - started)
+        benches[1].close()
+    return sum(spent[1]) / sum(spent[0]), statistics.median(there / here for here, there in zip(*spent, strict=True))
 
 
 def cold(*arguments: str) -> float:
@@ -101,7 +102,8 @@ def main(name: str) -> None:
     spent = share(name, kind, cases)
     print(f"{name}: {spent['cases']:.0f} cases, {spent['total']:.1f} s CPU; implementation {spent['implementation']:.1f} s, "
           f"reference and bounds {spent['reference and bounds']:.1f} s: share {spent['share']:.0%}")
-    print(f"isolation over in-process, median of {len(cases[::5])} cases: {isolation(name, kind, cases[::5]):.2f}")
+    whole, median = isolation(name, kind, cases[::5])
+    print(f"isolation over in-process, {len(cases[::5]) - 1} cases: {whole:.2f} in all, median {median:.2f}")
     print(f"cold `assay check {name}`, standard, {', '.join(DTYPES)}: {cold('check', name, '--quiet'):.1f} s")
     print(f"`assay --help`: {cold('--help'):.2f} s")
 

@@ -1,7 +1,7 @@
 """What goes to a host and what comes back: plain data, sent as a JSON header plus raw tensor bytes, never a pickle."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -104,14 +104,24 @@ class Answer:
     counts: Mapping[str, int] = field(default_factory=dict)  # where asked: see `counting.Counter`
 
 
+Meanwhile = Callable[[], None]
+
+
+def nothing() -> None:
+    """Nothing to do while a host works."""
+
+
 class Host(Protocol):
     """Runs implementations. LocalHost in this process, RemoteHost in a supervised one: same `perform`, same answers."""
 
     def describe(self) -> list[Mapping[str, Any]]:
         """Declarations (as JSON) of what the loaded file or object declares."""
 
-    def call(self, call: Call) -> Answer:
-        """Run one call. Raises HostCrashedError, HostTimeoutError or HostOutOfMemoryError; the next call gets a new host."""
+    def call(self, call: Call, meanwhile: Meanwhile = nothing) -> Answer:
+        """Run one call. Raises HostCrashedError, HostTimeoutError or HostOutOfMemoryError; the next call gets a new host.
+
+        meanwhile: what the caller would do next anyway; a host in another process leaves it to be done while it works.
+        """
 
     def close(self) -> None:
         """End the host process, if there is one."""

@@ -1,6 +1,7 @@
 """An implementation as a property sees it (layer 2): call it, and what comes back carries its derived bar."""
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import sys
@@ -15,8 +16,15 @@ from assay import ledger, registry
 from assay.cases import Example, draw_values
 from assay.contract.declaration import Declaration
 from assay.contract.kinds import KINDS
-from assay.errors import ExampleOverError, HostOutOfMemoryError, NotClaimedError, NotExercisedError, NotSupportedError
-from assay.hosting import Answer, Call, Host, Recipe
+from assay.errors import (
+    AssayError,
+    ExampleOverError,
+    HostOutOfMemoryError,
+    NotClaimedError,
+    NotExercisedError,
+    NotSupportedError,
+)
+from assay.hosting import Answer, Call, Host, Meanwhile, Recipe, nothing
 from assay.numbers.arithmetic import Arithmetic
 from assay.numbers.bound import Bounded
 from assay.numbers.evaluate import Evaluation, evaluate
@@ -133,7 +141,7 @@ class Subject:
     def __call__(self, *args: Any, **arguments: Any) -> Any:
         """Measured outputs: one, or a tuple where the kind has several; discrete outputs are plain tensors."""
         named = self._named(args, arguments)
-        answer = self.answer(**named)
+        answer = self._answered(named)
         expected = self._evaluation(named)
         measured = [self._measured(name, got, want) for name, got, want in
                     zip(self.kind.outputs, self._outputs(answer, expected.outputs), expected.outputs, strict=True)]
@@ -175,7 +183,7 @@ class Subject:
         named = self._named(args, arguments)
         names = self._wrt(named, wrt)
         up = tuple(upstream) if upstream is not None else self.upstream(**named)
-        answer = self.answer(_wrt=names, _upstream=up, **named)
+        answer = self._answered(named, up, names)
         expected = self._evaluation(named, up, names).gradients
         return {name: self._measured_gradient(name, answer.gradients.get(name), expected[name]) for name in names}
 
@@ -263,6 +271,17 @@ class Subject:
         self._returned(answer)
         return answer
 
+    def _answered(self, arguments: Mapping[str, Any], upstream: tuple[torch.Tensor, ...] | None = None,
+                  wrt: tuple[str, ...] = ()) -> Answer:
+        """`answer`, with the formula evaluated while the host works: it is asked for next."""
+        def formula() -> None:
+            with contextlib.suppress(AssayError):  # then it is raised where the formula's value is asked for
+                self._evaluate(arguments, upstream, wrt)
+
+        answer = self._call(arguments, wrt, upstream or (), meanwhile=formula)
+        self._returned(answer)
+        return answer
+
     def _returned(self, answer: Answer) -> None:
         """End the example where the call raised."""
         refusal = answer.refusal
@@ -277,14 +296,14 @@ class Subject:
         raise ExampleOverError(refusal.message)
 
     def _call(self, arguments: Mapping[str, Any], wrt: tuple[str, ...], upstream: tuple[torch.Tensor, ...], *,
-              count: bool = False) -> Answer:
+              count: bool = False, meanwhile: Meanwhile = nothing) -> Answer:
         under = self.circumstances
         taken = self._taken(arguments)
         return self.host.call(Call(
             self.kind.name, self.declaration.name, taken, device=self.device,
             layouts={name: layout for name, layout in under.layouts.items() if name in taken}, wrt=wrt, upstream=upstream,
             upstream_layout=under.upstream_layout, grad_mode=under.grad_mode, fill_empty=under.fill_empty,
-            instance=under.instance, count=count))
+            instance=under.instance, count=count), meanwhile)
 
     def _named(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {**dict(zip(self.kind.arguments, args, strict=False)), **arguments}
@@ -304,12 +323,15 @@ class Subject:
 
     def _evaluation(self, arguments: Mapping[str, Any], upstream: tuple[torch.Tensor, ...] | None = None,
                     wrt: tuple[str, ...] = ()) -> Evaluation:
-        forms = registry.forms(self.kind.name)
-        found = self.evaluations.get(forms, {**arguments, **self._agreed(arguments)}, self.dtype, self.declaration.arithmetic,
-                                     upstream=upstream, wrt=wrt)
+        found = self._evaluate(arguments, upstream, wrt)
         if found.left_range:
             ledger.current().out_of_range = "an intermediate result or its bar may leave the range of the declared type"
         return found
+
+    def _evaluate(self, arguments: Mapping[str, Any], upstream: tuple[torch.Tensor, ...] | None,
+                  wrt: tuple[str, ...]) -> Evaluation:
+        return self.evaluations.get(registry.forms(self.kind.name), {**arguments, **self._agreed(arguments)}, self.dtype,
+                                    self.declaration.arithmetic, upstream=upstream, wrt=wrt)
 
     def _plain(self, arguments: Mapping[str, Any]) -> Sequence[Any]:
         """The formula in the arguments' own types, for shapes alone."""

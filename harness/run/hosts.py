@@ -27,7 +27,7 @@ from assay.errors import (
     NotClaimedError,
     UsageError,
 )
-from assay.hosting import Answer, Call, OutputFacts, Refusal
+from assay.hosting import Answer, Call, Meanwhile, OutputFacts, Refusal, nothing
 from assay.run import wire
 from assay.run.instances import Instances
 from assay.run.perform import clean
@@ -35,6 +35,7 @@ from assay.run.zygote import FOR_HOSTS
 
 TAIL = 4096
 START_PATIENCE = 60.0  # for the zygote to import torch and fork: ours, not the implementation's time
+READING = 1.0  # for an answer that came while we did something else
 END_PATIENCE = 0.5  # between a closed connection and the end of the process that had it
 FOR_JUDGES = ("hypothesis", "assay.run.judging")
 _NO_MEMORY = re.compile(r"bad_alloc|MemoryError|Cannot allocate memory|can't allocate memory")
@@ -50,8 +51,8 @@ class LocalHost:
         """Declarations as JSON."""
         return self._instances.describe()
 
-    def call(self, call: Call) -> Answer:
-        """Run one call here. Nothing shields this process; Ctrl-C stays Ctrl-C."""
+    def call(self, call: Call, meanwhile: Meanwhile = nothing) -> Answer:
+        """Run one call here. Nothing shields this process; Ctrl-C stays Ctrl-C; there is no meanwhile."""
         return self._instances.call(call)
 
     def close(self) -> None:
@@ -201,10 +202,10 @@ class RemoteHost:
         self._running()
         return self._declared
 
-    def call(self, call: Call) -> Answer:
+    def call(self, call: Call, meanwhile: Meanwhile = nothing) -> Answer:
         """Run one call there."""
         channel = self._running()
-        answer = self._exchange(channel, call, f"inside the call of {call.implementation}")
+        answer = self._exchange(channel, call, f"inside the call of {call.implementation}", meanwhile)
         if isinstance(answer, Answer) and _is_well_formed(answer):
             return answer
         if isinstance(answer, dict) and "error" in answer:
@@ -235,13 +236,14 @@ class RemoteHost:
             raise UsageError(clean(str(told["usage"])))
         raise HarnessError(clean(f"a host did not start: {told}"))
 
-    def _exchange(self, channel: Channel, call: Call | None, where: str) -> Any:
+    def _exchange(self, channel: Channel, call: Call | None, where: str, meanwhile: Meanwhile = nothing) -> Any:
         """Send the call, if there is one, and wait for the answer; whatever goes wrong ends the process."""
         deadline = time.monotonic() + self._timeout
         try:
             if call is not None:
                 channel.send(call, deadline)
-            return channel.receive(deadline)
+            meanwhile()
+            return channel.receive(max(deadline, time.monotonic() + READING))  # the answer may lie there since long ago
         except TimeoutError:
             said = f"no answer within {self._timeout:g} s {where}; the process was killed"
             self._raise(HostTimeoutError, said, self._end())

@@ -16,7 +16,7 @@ import torch
 from assay.cases import Configuration, Example
 from assay.contract.declaration import Declaration
 from assay.errors import ExampleOverError, HostError, NotExercisedError, NotSupportedError
-from assay.hosting import Answer, Call, Host
+from assay.hosting import Answer, Call, Host, Meanwhile, nothing
 from assay.ledger import Decision, Ledger, open_ledger
 from assay.properties import Property
 from assay.run import events
@@ -172,8 +172,8 @@ class Recorded:
     def describe(self) -> list[Mapping[str, Any]]:
         return self._host.describe()
 
-    def call(self, call: Call) -> Answer:
-        answer = self._given.pop(0) if self._given else self._host.call(call)
+    def call(self, call: Call, meanwhile: Meanwhile = nothing) -> Answer:
+        answer = self._given.pop(0) if self._given else self._host.call(call, meanwhile)
         self._answers.append(answer)
         return answer
 
