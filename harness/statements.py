@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -12,6 +12,7 @@ from typing import Any
 from assay.errors import UsageError
 
 SOURCES = ("S0", "S1", "S2", "S3", "S4")
+BEYOND = "beyond the notes"  # the source of statements that the notes do not make
 KINDS: Mapping[str, str] = {
     "exact": "bit for bit, or whole numbers",
     "bound": "holds within a derived rounding bound",
@@ -50,11 +51,15 @@ class Erratum:
 
 
 @cache
-def _catalogue() -> tuple[Mapping[str, Statement], Mapping[str, Erratum]]:
+def _catalogue() -> tuple[Mapping[str, Statement], Mapping[str, Erratum], Mapping[str, Statement]]:
     data = json.loads(resources.files("assay").joinpath("statements.json").read_text(encoding="utf-8"))
-    found = [Statement(one["id"], one["text"], tuple(part.strip() for part in one["kind"].split("/")), one["source"],
-                       one["section"]) for one in data["statements"]]
-    return {one.id: one for one in found}, {one["id"]: Erratum(**one) for one in data["errata"]}
+    return (_statements(data["statements"]), {one["id"]: Erratum(**one) for one in data["errata"]},
+            _statements([{"source": BEYOND, **one} for one in data["further"]]))
+
+
+def _statements(rows: Sequence[Mapping[str, str]]) -> Mapping[str, Statement]:
+    return {one["id"]: Statement(one["id"], one["text"], tuple(part.strip() for part in one["kind"].split("/")), one["source"],
+                                 one["section"]) for one in rows}
 
 
 def all() -> tuple[Statement, ...]:
@@ -67,10 +72,15 @@ def errata() -> tuple[Erratum, ...]:
     return tuple(_catalogue()[1].values())
 
 
+def further() -> tuple[Statement, ...]:
+    """What is held beyond the notes, about kinds that they do not have; none of `all()`."""
+    return tuple(_catalogue()[2].values())
+
+
 def find(id: str) -> Statement | Erratum | None:
     """The statement or erratum of that id, if there is one; capitals do not matter."""
-    known, wrong = _catalogue()
-    return known.get(id.upper()) or wrong.get(id.upper())
+    known, wrong, beyond = _catalogue()
+    return known.get(id.upper()) or wrong.get(id.upper()) or beyond.get(id.upper())
 
 
 def get(id: str) -> Statement | Erratum:

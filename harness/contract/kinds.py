@@ -1,4 +1,5 @@
-"""Kinds: the components that have one fixed call, as data. The table is the contract's, to the letter."""
+"""Kinds: the components that have one fixed call, as data. The table is the contract's, to the letter; what lies beyond it comes
+last, in a group of its own."""
 from __future__ import annotations
 
 import difflib
@@ -206,11 +207,19 @@ def _model_kinds() -> list[Kind]:
     ]
 
 
-KINDS: Final[Mapping[str, Kind]] = {
-    made.name: made
-    for group in (_attention_kinds, _position_kinds, _layer_kinds, _decoding_kinds, _loss_kinds, _model_kinds)
-    for made in group()
-}
+def _further_kinds() -> list[Kind]:
+    """What models have beyond the contract's table."""
+    return [
+        _kind("sink_attention", "Attention with a learned sink for each head.", "q k v sinks",
+              {"causal": False, "window": None, "scale": None}, wrt="q k v sinks",
+              conventions=f"causal_alignment {_ROWS}",
+              features="causal window scale gqa empty_rows value_width cross_lengths"),
+    ]
+
+
+_CONTRACT = (_attention_kinds, _position_kinds, _layer_kinds, _decoding_kinds, _loss_kinds, _model_kinds)
+FURTHER: Final[frozenset[str]] = frozenset(made.name for made in _further_kinds())  # beyond the contract's table
+KINDS: Final[Mapping[str, Kind]] = {made.name: made for group in (*_CONTRACT, _further_kinds) for made in group()}
 
 
 def kind(name: str) -> Kind:

@@ -90,7 +90,7 @@ def listing(what: str, kind: str | None = None) -> Listing:
 
 def held_by() -> dict[str, list[str]]:
     """Statement or erratum id -> ids of the properties that hold it, in order; those that none holds map to nothing."""
-    written = [*(one.id for one in statements.all()), *(one.id for one in statements.errata())]
+    written = [one.id for group in (statements.all(), statements.errata(), statements.further()) for one in group]
     found: dict[str, list[str]] = {id: [] for id in written}
     for prop in registry.properties():
         for id in prop.statements:
@@ -271,10 +271,11 @@ def markdown() -> str:
              "Made by `python -m assay.run.catalogue`: edit `harness/statements.json`, not this page.", "",
              f"{len(statements.all()) - waiting} of {len(statements.all())} statements are held by a property.", ""]
     lines += [f"- **{kind}**: {meaning}" for kind, meaning in statements.KINDS.items()]
-    for one in statements.all():
+    for one in (*statements.all(), *statements.further()):
         if one.section != section:
             section = one.section
-            lines += ["", f"## {section}", "", _row("id", "statement", "kind", "source", "held by"), "|---" * 5 + "|"]
+            title = section if one.source != statements.BEYOND else f"Beyond the notes: {section}"
+            lines += ["", f"## {title}", "", _row("id", "statement", "kind", "source", "held by"), "|---" * 5 + "|"]
         names = ", ".join(f"`{id}`" for id in held[one.id]) or "waiting"
         lines.append(_row(one.id, one.text, " / ".join(one.kinds), one.source, names))
     lines += ["", "## Errata of the notes", "", _row("id", "the notes say", "normative", "held by"), "|---" * 4 + "|"]
