@@ -180,6 +180,15 @@ def faults(kind: str | None = None) -> list[Fault]:
     return [made for made in _FAULTS.values() if kind is None or made.kind == kind]
 
 
+def own_faults(kind: str) -> list[Fault]:
+    """The kind's faults of value, without importing those of other kinds: what `faults/<kind>.py` and its parts plant."""
+    own = f"assay.faults.{kind}"
+    for name in _modules("assay.faults"):
+        if name == own or name.startswith(f"{own}_"):
+            importlib.import_module(name)
+    return [made for made in _FAULTS.values() if made.kind == kind and made.function.__module__.startswith("assay.faults.")]
+
+
 def benigns(kind: str | None = None) -> list[Benign]:
     """Correct implementations that evaluate in unusual ways."""
     _import_all("assay.faults")

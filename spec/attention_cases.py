@@ -54,8 +54,8 @@ class AttentionCases(Cases):
         return found
 
     def may_be_refused(self, configuration: Configuration) -> bool:
-        """torch's own flex_attention raises without a batch entry or a key."""
-        return configuration.dims["B"] == 0 or configuration.dims["Tk"] == 0
+        """torch's own flex_attention raises without a batch entry or a key, and with a bias without a query too."""
+        return 0 in (configuration.dims["B"], configuration.dims["Tq"], configuration.dims["Tk"])
 
     def build(self, configuration: Configuration, dtype: torch.dtype) -> Example:
         d, flags, seed = configuration.dims, configuration.flags, configuration.seed

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,13 +14,14 @@ from assay.ledger import Failure
 
 if TYPE_CHECKING:
     from assay.run.judge import Trial, Tried
+    from assay.run.telling import Telling
 
 SHOWN_ELEMENTS = 64  # tensors up to this size are printed whole
 
 
-def failure_fields(trial: Trial, failed: Tried, notes: list[str]) -> dict[str, Any]:
+def failure_fields(trial: Trial, failed: Tried, told: Telling, notes: Sequence[str] = ()) -> dict[str, Any]:
     """The fields of a failed result: status, message, counterexample, error_over_bound, reproduce."""
-    counterexample = _counterexample(failed)
+    counterexample = _counterexample(failed) | told.fields()
     if failed.ended is not None:
         status, what = failed.ended.status, str(failed.ended)
         ratio = 0.0
@@ -30,9 +31,10 @@ def failure_fields(trial: Trial, failed: Tried, notes: list[str]) -> dict[str, A
         status, what = "fail", _difference(decision.failure, decision.error_over_bound)
         ratio = decision.error_over_bound
         counterexample |= _numbers(decision.check, decision.failure, ratio)
+    sentences = (f"{trial.prop.sentence} Not so at {_place(failed, trial)}: {what}.", *told.sentences())
     return {
-        "status": status, "message": f"{trial.prop.sentence} Not so at {_place(failed, trial)}: {what}.",
-        "counterexample": counterexample, "error_over_bound": ratio, "notes": notes,
+        "status": status, "message": " ".join(sentences), "counterexample": counterexample, "error_over_bound": ratio,
+        "notes": list(notes),
         "reproduce": reproduce(trial, failed),
         "stderr_tail": failed.ended.stderr_tail if failed.ended is not None else "",
     }
@@ -113,6 +115,3 @@ def reproduce(trial: Trial, failed: Tried) -> str:
     text = json.dumps(failed.configuration.to_json(), separators=(",", ":"), sort_keys=True)
     parts = ["assay", "replay", target, "--only", case.id, "--example", text]
     return shlex.join(parts)
-
-
-

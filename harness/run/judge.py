@@ -23,6 +23,7 @@ from assay.run import events
 from assay.run.explain import failure_fields
 from assay.run.plan import CaseSpec
 from assay.run.simplify import simplify
+from assay.run.telling import Telling, tell
 from assay.subject import CACHED, Evaluations, Subject
 
 DRAWN = {"quick": 5, "standard": 20, "deep": 1000}
@@ -53,6 +54,7 @@ class Tried:
     reason: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     unseen: bool = False  # undecided because what the property speaks of cannot be observed
+    exchanges: tuple[tuple[Call, Answer], ...] = ()  # every call of it with what came back
 
     @property
     def decision(self) -> Decision | None:
@@ -121,7 +123,7 @@ class Judge:
         trial, tally = Trial(self, case, prop, declaration, host), Tally()
         tried = trial.run(configuration)
         tally.add(tried)
-        found = failure_fields(trial, tried, []) if tried.outcome == "wrong" else _single(tried)
+        found = failure_fields(trial, tried, Telling()) if tried.outcome == "wrong" else _single(tried)
         return dict(events.result(
             id=case.id, property=prop.id, statements=prop.statements, implementation=case.implementation, device=case.device,
             dtype=case.dtype, sentence=prop.sentence, rests_on=prop.rests_on, examples=tally.counts(),
@@ -163,18 +165,18 @@ class Recorded:
     def __init__(self, host: Host, answers: list[Answer] | None = None) -> None:
         self._host = host
         self._given = list(answers or [])
-        self._answers: list[Answer] = []
+        self.exchanges: list[tuple[Call, Answer]] = []
 
     def again(self) -> Recorded:
         """The same answers in the same order, then the host itself."""
-        return Recorded(self._host, self._answers)
+        return Recorded(self._host, [answer for _, answer in self.exchanges])
 
     def describe(self) -> list[Mapping[str, Any]]:
         return self._host.describe()
 
     def call(self, call: Call, meanwhile: Meanwhile = nothing) -> Answer:
         answer = self._given.pop(0) if self._given else self._host.call(call, meanwhile)
-        self._answers.append(answer)
+        self.exchanges.append((call, answer))
         return answer
 
     def close(self) -> None:
@@ -192,13 +194,17 @@ class Trial:
         self.judge, self.case, self.prop = judge, case, prop
         self.declaration, self.host = declaration, host
         self.dtype = getattr(torch, case.dtype)
+        self.seen: dict[str, tuple[Configuration, str]] = {}  # by key: what each drawn configuration came to
 
     # ---------------------------------------------------------------------------------------- one example
     def run(self, configuration: Configuration) -> Tried:
         """One example on the implementation as it stands."""
         self.judge.progress(configuration.key())
         example = self.prop.cases.example(configuration, self.dtype)
-        return self.run_example(configuration, example)
+        tried = self.run_example(configuration, example)
+        if not configuration.values:
+            self.seen[configuration.key()] = configuration, tried.outcome
+        return tried
 
     def run_example(self, configuration: Configuration, example: Example) -> Tried:
         """By the usual form first; what is wrong by that is judged again, on the same answers, by all forms."""
@@ -209,7 +215,9 @@ class Trial:
         tried = self._run_once(configuration, example, recorded)
         if tried.outcome == "wrong" and tried.ended is None:
             self.judge.evaluations.every_form = True
-            tried = self._run_once(configuration, example, recorded.again())
+            recorded = recorded.again()
+            tried = self._run_once(configuration, example, recorded)
+        tried.exchanges = tuple(recorded.exchanges)
         return tried
 
     def _run_once(self, configuration: Configuration, example: Example, host: Host) -> Tried:
@@ -281,12 +289,13 @@ class Trial:
         self.host.close()  # the next call gets a fresh process, where there is one
         again = self.run(failed.configuration)
         repeats = again.outcome == "wrong"
-        smallest = self.shrink(again) if repeats else failed
-        if repeats:
-            smallest = simplify(smallest, smallest.arguments, self.run, self.judge.settings.shrink_tries)
-        notes = [] if repeats else ["the same input was right when run again alone: the failure depends on earlier calls or "
-                                    "on chance"]
-        return failure_fields(self, smallest, notes)
+        if not repeats:
+            return failure_fields(self, failed, Telling(), ["the same input was right when run again alone: the failure depends "
+                                                            "on earlier calls or on chance"])
+        shrunk = self.shrink(again)
+        smallest = simplify(shrunk, shrunk.arguments, self.run, self.judge.settings.shrink_tries)
+        told = tell(self, again, shrunk, smallest) if self.judge.settings.shrink_tries else Telling()
+        return failure_fields(self, smallest, told)
 
     def shrink(self, failed: Tried) -> Tried:
         """Greedy: the first simpler configuration that still fails in the same way, until none does or the budget ends."""
