@@ -176,25 +176,26 @@ def _describe(wrong: torch.Tensor, got: torch.Tensor, expected: torch.Tensor, ba
     return Failure(
         text=f"{int(wrong.sum())} of {wrong.numel()} elements differ", got=f"{at(got):.9g}",
         expected=f"{at(expected):.9g}", bound=f"{at(bar):.3g}", index=index, wrong_elements=int(wrong.sum()),
-        elements=wrong.numel(), pattern=place(wrong),
+        elements=wrong.numel(), pattern=place(wrong, expected),
     )
 
 
-def place(wrong: torch.Tensor) -> str:
-    """Where the wrong elements lie, when it can be said in a few words ("all in the last column")."""
-    if wrong.dim() == 0 or bool(wrong.all()):
+def place(wrong: torch.Tensor, expected: torch.Tensor | None = None) -> str:
+    """Where the wrong elements lie, when it can be said in a few words ("only the last column"), else by value."""
+    if wrong.dim() == 0 or bool(wrong.all()) or not bool(wrong.any()):
         return ""
-    names = {-1: "column", -2: "row", -3: "head", -4: "batch entry"}
+    triangle = _triangle(wrong)
+    if triangle:
+        return triangle
+    names = {-1: "column", -2: "row", -3: "head" if wrong.dim() > 3 else "batch entry", -4: "batch entry"}
     found = []
     for axis in range(-1, -min(wrong.dim(), 4) - 1, -1):
-        size = wrong.shape[axis]
         others = [d for d in range(wrong.dim()) if d != axis % wrong.dim()]
         hit = wrong.any(dim=others) if others else wrong
-        where = hit.nonzero().flatten().tolist()
-        phrase = _axis_phrase(where, size, names[axis])
+        phrase = _axis_phrase(hit.nonzero().flatten().tolist(), wrong.shape[axis], names[axis])
         if phrase:
             found.append(phrase)
-    return ", ".join(found)
+    return ", ".join(found) or ("" if expected is None else _by_value(wrong, expected))
 
 
 def _axis_phrase(where: list[int], size: int, name: str) -> str:
@@ -210,10 +211,45 @@ def _axis_phrase(where: list[int], size: int, name: str) -> str:
         return f"{name}s from {where[0]} on"
     if where == list(range(where[-1] + 1)):
         return f"{name}s up to {where[-1]}"
-    if size >= 4 and where == list(range(1, size, 2)):
-        return f"odd {name}s"
-    if size >= 4 and where == list(range(0, size, 2)):
-        return f"even {name}s"
+    return _periodic(where, size, name)
+
+
+def _periodic(where: list[int], size: int, name: str) -> str:
+    """Odd or even ones, the last (or another) one of each tile."""
+    period, first = where[1] - where[0], where[0]
+    if size < 2 * period or first >= period or where != list(range(first, size, period)):
+        return f"{name}s {where[0]} to {where[-1]}" if where == list(range(where[0], where[-1] + 1)) else ""
+    if period == 2:
+        return f"{'odd' if first else 'even'} {name}s"
+    if first in (0, period - 1):
+        return f"the {'last' if first else 'first'} {name} of each {period}"
+    return f"{name} {first} of each {period}"
+
+
+def _triangle(wrong: torch.Tensor) -> str:
+    """Beside the diagonal that ends at the bottom right, the same in every plane."""
+    if wrong.dim() < 2 or min(wrong.shape[-2:]) < 3:
+        return ""
+    shift = wrong.shape[-1] - wrong.shape[-2]
+    ones = torch.ones(wrong.shape[-2:], dtype=torch.bool)
+    sides = {"only above the diagonal": ones.triu(shift + 1), "only below the diagonal": ones.tril(shift - 1),
+             "only on the diagonal": ones.triu(shift).tril(shift)}
+    return next((text for text, side in sides.items() if torch.equal(wrong, side.expand_as(wrong))), "")
+
+
+def _by_value(wrong: torch.Tensor, expected: torch.Tensor) -> str:
+    """Exactly the elements whose expected value is of one sort."""
+    sorts = {"not finite": ~expected.isfinite(), "0": expected == 0, "negative": expected < 0, "positive": expected > 0}
+    for text, sort in sorts.items():
+        if torch.equal(sort, wrong):
+            return f"exactly where the expected value is {text}"
+    size, right = expected.abs(), ~wrong
+    if int(right.sum()) < 2 or int(wrong.sum()) < 2:
+        return ""
+    if bool(size[wrong].min() > size[right].max()):
+        return f"exactly where the expected value is {float(size[wrong].min()):.4g} or more in size"
+    if bool(size[wrong].max() < size[right].min()):
+        return f"exactly where the expected value is {float(size[wrong].max()):.4g} or less in size"
     return ""
 
 

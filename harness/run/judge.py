@@ -15,7 +15,7 @@ import torch
 
 from assay.cases import Configuration, Example
 from assay.contract.declaration import Declaration
-from assay.errors import ExampleOverError, HostError, NotExercisedError, NotSupportedError
+from assay.errors import ExampleOverError, HostError, NotExercisedError, NotSupportedError, PathNotTakenError
 from assay.hosting import Answer, Call, Host, Meanwhile, nothing
 from assay.ledger import Decision, Ledger, open_ledger
 from assay.properties import Property
@@ -54,6 +54,7 @@ class Tried:
     reason: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     unseen: bool = False  # undecided because what the property speaks of cannot be observed
+    missed: bool = False  # undecided because the path that the implementation stands for was not taken
     exchanges: tuple[tuple[Call, Answer], ...] = ()  # every call of it with what came back
 
     @property
@@ -70,6 +71,7 @@ class Tally:
     undecided: int = 0
     not_supported: int = 0
     unseen: int = 0  # of the undecided
+    missed: str = ""  # why a path that the implementation stands for was not taken, where that happened
     worst: float = 0.0
     worst_at: str = ""
     reasons: dict[str, int] = field(default_factory=dict)
@@ -78,6 +80,7 @@ class Tally:
     def add(self, tried: Tried) -> None:
         setattr(self, tried.outcome, getattr(self, tried.outcome) + 1)
         self.unseen += tried.unseen
+        self.missed = self.missed or (tried.reason if tried.missed else "")
         if tried.outcome in ("undecided", "not_supported"):
             self.reasons[tried.reason] = self.reasons.get(tried.reason, 0) + 1
         if tried.ledger and tried.outcome == "right" and tried.ledger.noise:
@@ -139,10 +142,12 @@ def _single(tried: Tried) -> dict[str, Any]:
 
 
 def _decided(tally: Tally) -> dict[str, Any]:
-    """pass, inconclusive, not-supported or not-exercised, from the counts of a case without a wrong example."""
+    """pass, suspect, inconclusive, not-supported or not-exercised, from the counts of a case without a wrong example."""
     enough = max(3, math.ceil(tally.total / 4))
     main = max(tally.reasons, key=lambda reason: tally.reasons[reason], default="")
     found: dict[str, Any] = {"error_over_bound": tally.worst, "values": {"error_over_bound": tally.worst}}
+    if tally.missed:  # what ran in its place is not what was to be judged, however much else was right
+        return found | {"status": "not-exercised", "message": tally.missed}
     if tally.right >= enough and len(tally.noise) >= 3 and statistics.median(tally.noise) > SUSPECT:
         typical = statistics.median(tally.noise)
         return found | {"status": "suspect", "suspect": {"error over that of same-precision evaluation, median": typical},
@@ -229,7 +234,8 @@ class Trial:
             except NotSupportedError as missing:
                 return Tried(configuration, "not_supported", ledger, reason=str(missing)[:200] or "no message")
             except NotExercisedError as unseen:
-                return Tried(configuration, "undecided", ledger, reason=str(unseen), unseen=True)
+                return Tried(configuration, "undecided", ledger, reason=str(unseen), unseen=True,
+                             missed=isinstance(unseen, PathNotTakenError))
             except HostError as ended:
                 return Tried(configuration, "wrong", ledger, ended=ended, arguments=example.arguments)
             except (AssertionError, ExampleOverError):

@@ -1,0 +1,280 @@
+"""What a failure is consistent with: another convention, an argument left out, a known fault, a looser arithmetic (layer 4).
+
+Asked at a failure alone, in the judge. Each alternative is computed for the very calls that the implementation answered, on
+the smallest failing example and on a few others, and is told when every answer lies within the bar of it while at least one
+lies outside the bar of what is right. The order is fixed and the budget counts tries, so that the same failure is told alike.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from assay import registry
+from assay.contract.conventions import CONVENTIONS, FIXED
+from assay.contract.kinds import REQUIRED
+from assay.errors import AssayError
+from assay.hosting import Answer, Call, Handle
+from assay.ledger import SIGNAL_SHARE, open_ledger
+from assay.numbers.bound import Bounded
+from assay.run.hosts import LocalHost
+from assay.subject import Subject
+
+TRIES = 450  # calls of alternatives for one failure
+CALLS = 4  # of one example that are compared; those that are wrong come first
+TOLD = 3  # alternatives that are named; of more, how many
+LOOSER = {"internal": "input", "accumulate": "input", "tf32": True, "angles": "input", "tables": "input", "exp": "fast",
+          "erf": "fast", "tanh": "fast"}  # the choice of each sort that is the least exact
+REFUSED = (ValueError, TypeError, RuntimeError, IndexError, KeyError, ArithmeticError, AssertionError, AssayError)
+
+Results = dict[str, torch.Tensor]  # output number or path of a gradient -> values, float64 where floating
+
+
+@dataclass(frozen=True)
+class Heard:
+    """One call that the implementation answered, with what would have been right."""
+
+    call: Call
+    got: Results
+    right: Results
+    bars: Results
+
+    @property
+    def wrong(self) -> bool:
+        return any(bool((~_within(self.got[name], self.right[name], self.bars[name])).any()) for name in self.got)
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Something else that might have been computed: what to say of it, and its results for a call, with bars of its own."""
+
+    text: str
+    results: Callable[[Heard], tuple[Results, Results] | None]
+    fault: str = ""  # id of a planted fault
+    looser: bool = False  # the right values, with wider bars
+
+    def fits(self, heard: Heard) -> bool:
+        """Whether the implementation's answer could be this."""
+        found = self.results(heard)
+        if found is None or set(found[0]) != set(heard.got):
+            return False
+        values, bars = found
+        return all(values[name].shape == got.shape and bool(_within(got, values[name], bars[name]).all())
+                   for name, got in heard.got.items())
+
+    def differs(self, heard: Heard) -> bool:
+        """Whether it could not be what is right, on this call."""
+        found = self.results(heard)
+        if found is None:
+            return False
+        values, bars = found
+        if self.looser:  # it must not be so loose that anything would fit
+            return all(bool((bars[name] < SIGNAL_SHARE * right.abs()).any()) for name, right in heard.right.items())
+        return any(right.shape != values[name].shape or bool((~_within(values[name], right, heard.bars[name])).any())
+                   for name, right in heard.right.items())
+
+
+def _within(got: torch.Tensor, expected: torch.Tensor, bar: torch.Tensor) -> torch.Tensor:
+    """Element by element; not where shapes differ, or where the bar is not a number."""
+    if got.shape != expected.shape:
+        return torch.zeros((), dtype=torch.bool)
+    return (got == expected) | (got.isnan() & expected.isnan()) | ((got - expected).abs() <= bar)
+
+
+# ------------------------------------------------------------------------------------------------ what was heard
+def heard(subject: Subject, exchanges: Sequence[tuple[Call, Answer]]) -> list[Heard]:
+    """The calls of one example that were answered and that the formula speaks of, the wrong and small ones first."""
+    found = []
+    for call, answer in exchanges:
+        if answer.refusal is not None or call.method or call.count or _holds_handle(call.arguments):
+            continue
+        one = _heard(subject, call, answer)
+        if one is not None:
+            found.append(one)
+    return sorted(found, key=lambda one: (not one.wrong, sum(t.numel() for t in one.got.values())))[:CALLS]
+
+
+def _holds_handle(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_holds_handle(item) for item in value.values())
+    return isinstance(value, Handle) or (isinstance(value, (list, tuple)) and any(_holds_handle(item) for item in value))
+
+
+def _heard(subject: Subject, call: Call, answer: Answer) -> Heard | None:
+    bounded = _formula(subject, call)
+    got = _of_answer(answer, call.wrt, bounded[0] if bounded else None)
+    if bounded is None or set(got) != set(bounded[0]) or any(got[n].shape != t.shape for n, t in bounded[0].items()):
+        return None
+    return Heard(call, got, *bounded)
+
+
+def _formula(subject: Subject, call: Call) -> tuple[Results, Results] | None:
+    """Values and bars of the formula, by the subject's declaration."""
+    try:
+        with open_ledger():
+            outputs = subject.bars(**call.arguments)
+            gradients = subject.gradient_bars(wrt=call.wrt, upstream=call.upstream, **call.arguments) if call.wrt else {}
+    except REFUSED:  # arguments that the formula refuses: nothing to compare with
+        return None
+    listed = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+    named = {**{str(place): value for place, value in enumerate(listed)}, **gradients}
+    tensors = {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
+    values = {name: value.value if isinstance(value, Bounded) else value.double() for name, value in tensors.items()}
+    bars = {name: value.bar if isinstance(value, Bounded) else torch.zeros_like(values[name]) for name, value in tensors.items()}
+    return values, bars
+
+
+def _of_answer(answer: Answer, wrt: Sequence[str], like: Results | None) -> Results:
+    """The same of an answer; a gradient that did not arrive is zero."""
+    found = {str(place): value.double() for place, value in enumerate(answer.outputs) if isinstance(value, torch.Tensor)}
+    for path in wrt:
+        gradient = answer.gradients.get(path)
+        if gradient is not None:
+            found[path] = gradient.double()
+        elif like is not None and path in like:
+            found[path] = torch.zeros_like(like[path])
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ the alternatives
+def alternatives(subject: Subject, flags: Mapping[str, Sequence[Any]]) -> Iterator[Alternative]:
+    """All that is tried: conventions, arguments, known faults, arithmetic, in this order. flags: what a kind's options may be."""
+    declaration = subject.declaration
+    for name, value in (*_conventions(subject), *_fixed(subject)):
+        other = replace(declaration, conventions={**declaration.conventions, name: value})
+        text = f"{name.replace('_', ' ')} {value} (if that is meant, declare conventions={{{name!r}: {value!r}}})"
+        yield Alternative(text, _by_formula(_as(subject, other)))
+    for name in subject.kind.options:
+        if name in declaration.keywords:
+            for choice in flags.get(name, ()):
+                if isinstance(choice, (str, bool)):
+                    yield Alternative(f"{name}={choice}", _with_argument(subject, name, choice))
+            yield Alternative(f"{name} left out", _without_argument(subject, name))
+    faults = registry.own_faults(subject.kind.name)
+    host = LocalHost([fault.declaration for fault in faults])
+    for fault in faults:
+        known = f"the known fault {fault.id.partition('/')[2]} ({fault.summary})"
+        yield Alternative(known, _by_fault(host, fault, subject.dtype), fault.id)
+    for name, choice in LOOSER.items():
+        if getattr(declaration.arithmetic, name) != choice:
+            other = replace(declaration, arithmetic=replace(declaration.arithmetic, **{name: choice}))
+            yield Alternative(f"arithmetic {name}={choice}, which is not declared", _by_formula(_as(subject, other)), looser=True)
+
+
+def _conventions(subject: Subject) -> Iterator[tuple[str, Any]]:
+    for name in subject.kind.conventions:
+        yield from ((name, value) for value in CONVENTIONS[name].values if value != subject.conventions.get(name))
+
+
+def _fixed(subject: Subject) -> Iterator[tuple[str, Any]]:
+    """Other values of the choices that the signature has settled."""
+    for name, settled in subject.declaration.fixed.items():
+        yield from ((name, value) for value in FIXED[name] or () if value != settled)
+
+
+def _as(subject: Subject, declaration: Any) -> Subject:
+    return Subject(declaration, subject.host, subject.dtype, subject.example, device=subject.device,
+                   evaluations=subject.evaluations)
+
+
+def _by_formula(subject: Subject) -> Callable[[Heard], tuple[Results, Results] | None]:
+    return lambda heard: _formula(subject, heard.call)
+
+
+def _with_argument(subject: Subject, name: str, choice: Any) -> Callable[[Heard], tuple[Results, Results] | None]:
+    def results(heard: Heard) -> tuple[Results, Results] | None:
+        given = heard.call.arguments
+        if type(given.get(name, subject.kind.options[name])) is not type(choice):
+            return None  # drawn under the same name, yet not what the call takes
+        return _formula(subject, replace(heard.call, arguments={**given, name: choice}))
+    return results
+
+
+def _without_argument(subject: Subject, name: str) -> Callable[[Heard], tuple[Results, Results] | None]:
+    default = subject.kind.options[name]
+
+    def results(heard: Heard) -> tuple[Results, Results] | None:
+        given = heard.call.arguments
+        if name not in given or given[name] is default or default is REQUIRED:
+            return None if default is REQUIRED else (heard.right, heard.bars)
+        return _formula(subject, replace(heard.call, arguments={k: v for k, v in given.items() if k != name}))
+    return results
+
+
+def _by_fault(host: LocalHost, fault: registry.Fault,
+              dtype: torch.dtype) -> Callable[[Heard], tuple[Results, Results] | None]:
+    """What a planted fault gives: in float64, where only its mistake shows; or, where that does not fit, in the type itself."""
+    def results(heard: Heard) -> tuple[Results, Results] | None:
+        for call in (_wide(heard.call), heard.call):
+            answer = host.call(replace(call, implementation=fault.declaration.name))
+            if answer.refusal is not None:
+                continue
+            found = _of_answer(answer, call.wrt, heard.right)
+            bars = {name: _scaled(heard, name, value) for name, value in found.items() if name in heard.right}
+            fits = set(bars) == set(heard.got) and all(
+                bool(_within(got, found[name], bars[name]).all()) for name, got in heard.got.items())
+            if fits:
+                return {name: found[name] for name in bars}, bars
+        return None
+    return results
+
+
+def _scaled(heard: Heard, name: str, found: torch.Tensor) -> torch.Tensor:
+    """The bar of what is right, as wide in proportion where the alternative's values are larger."""
+    right, bar = heard.right[name], heard.bars[name]
+    if found.shape != right.shape:
+        return torch.zeros_like(found)
+    largest = [float(t[t.isfinite()].abs().max()) if bool(t.isfinite().any()) else 0.0 for t in (found, right)]
+    return bar * max(1.0, largest[0] / largest[1]) if largest[1] else bar
+
+
+def _wide(call: Call) -> Call:
+    return replace(call, arguments=_doubled(call.arguments), upstream=tuple(up.double() for up in call.upstream))
+
+
+def _doubled(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.double() if value.is_floating_point() else value
+    if isinstance(value, Mapping):
+        return {name: _doubled(item) for name, item in value.items()}
+    return type(value)(_doubled(item) for item in value) if type(value) in (list, tuple) else value
+
+
+# ------------------------------------------------------------------------------------------------ the search
+@dataclass(frozen=True)
+class Found:
+    """What is told: sentences, and the ids of planted faults among them."""
+
+    texts: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+
+
+def consistent(subject: Subject, first: Sequence[Heard], more: Iterator[Sequence[Heard]],
+               flags: Mapping[str, Sequence[Any]]) -> Found:
+    """Alternatives that fit the failing example and all others. more: calls of further examples."""
+    wrong = [one for one in first if one.wrong]
+    if not wrong:
+        return Found()
+    budget, left = TRIES, list[Alternative]()
+    for alternative in alternatives(subject, flags):
+        if budget <= 0 or (alternative.looser and left):
+            break
+        budget -= 1
+        if all(alternative.fits(one) for one in first) and any(alternative.differs(one) for one in wrong):
+            left.append(alternative)
+    for others in more:
+        kept = [one for one in left if all(one.fits(other) for other in others)]
+        if not kept:
+            return Found()
+        left = kept
+    return _told(left)
+
+
+def _told(left: Sequence[Alternative]) -> Found:
+    """The first few by name; faults that say what a convention or an argument has said already are left to the ids."""
+    plain = [one for one in left if not one.fault] or list(left)
+    shown = [one.text for one in plain[:TOLD]]
+    more = len(plain) - len(shown)
+    return Found((*shown, *((f"{more} more",) if more else ())), tuple(one.fault for one in left if one.fault))

@@ -1,0 +1,110 @@
+"""What is said of a failure beyond its numbers: where, when, and what it is consistent with (layer 4)."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from assay.run.consistent import Found, Heard, consistent, heard
+from assay.run.predicates import PROBES, Seen, beyond, neighbours, predicate
+from assay.subject import Subject
+
+if TYPE_CHECKING:
+    from assay.run.judge import Trial, Tried
+
+OTHERS = 4  # further examples on which an alternative must fit
+CRASH_PROBES = 6  # each costs a new process
+NOTHING = Found()
+
+
+@dataclass(frozen=True)
+class Telling:
+    """Sentences about a failure; empty where nothing could be found."""
+
+    when: str = ""
+    where: str = ""  # in the example that failed first
+    found: Found = NOTHING
+
+    def sentences(self) -> Iterator[str]:
+        if self.where:
+            yield self.where
+        if self.when:
+            yield f"{self.when[:1].upper()}{self.when[1:]}."
+        if self.found.texts:
+            yield f"Consistent with: {'; or '.join(self.found.texts)}."
+
+    def fields(self) -> dict[str, Any]:
+        """What of it the counterexample holds."""
+        told = {"when": self.when, "where": self.where, "consistent_with": list(self.found.texts),
+                "faults": list(self.found.faults)}
+        return {name: value for name, value in told.items() if value}
+
+
+def tell(trial: Trial, first: Tried, shrunk: Tried, simplest: Tried) -> Telling:
+    """Everything about a failure: `first` as it was found, `shrunk` to the simplest configuration, `simplest` in its values."""
+    found = NOTHING
+    if shrunk.ended is None:
+        found = consistent(_subject(trial, shrunk), _heard(trial, shrunk), _others(trial, first, shrunk, simplest),
+                           trial.prop.cases.flags)
+    return Telling(_when(trial, shrunk), _where(trial, first, simplest), found)
+
+
+def _subject(trial: Trial, tried: Tried) -> Subject:
+    return Subject(trial.declaration, trial.host, trial.dtype, trial.prop.cases.example(tried.configuration, trial.dtype),
+                   device=trial.case.device, evaluations=trial.judge.evaluations)
+
+
+def _heard(trial: Trial, tried: Tried) -> list[Heard]:
+    trial.judge.evaluations.every_form = True
+    return heard(_subject(trial, tried), tried.exchanges)
+
+
+def _others(trial: Trial, first: Tried, shrunk: Tried, simplest: Tried) -> Iterator[Sequence[Heard]]:
+    """Examples that tell alternatives apart: the one found first, the simplest, and those that always run."""
+    if simplest is not shrunk:
+        yield _heard(trial, simplest)
+    if first is not shrunk and first.ended is None:
+        yield _heard(trial, first)
+    done = {first.configuration.key(), shrunk.configuration.key()}
+    boundary = trial.prop.cases.boundary(trial.declaration, trial.prop.given)
+    for configuration in [one for one in boundary if one.key() not in done][-OTHERS:]:
+        tried = trial.run(configuration)
+        if tried.ended is None and tried.outcome in ("right", "wrong"):
+            yield _heard(trial, tried)
+
+
+def _when(trial: Trial, shrunk: Tried) -> str:
+    """Probe around the smallest configuration, then around what seems to matter; say what tells failing ones from right ones."""
+    if shrunk.ended is not None and shrunk.ended.status == "timeout":
+        return ""
+    options = trial.prop.cases.options(trial.declaration, trial.prop.given)
+    _probe(trial, neighbours(options, shrunk.configuration), shrunk)
+    _probe(trial, beyond(options, _seen(trial)), shrunk)
+    return predicate(_seen(trial))
+
+
+def _probe(trial: Trial, picks: Iterator[dict[str, Any]], shrunk: Tried) -> None:
+    left = PROBES if shrunk.ended is None else CRASH_PROBES
+    for picked in picks:
+        if left <= 0:
+            return
+        made = trial.prop.cases.make(picked, shrunk.configuration.seed, trial.declaration, trial.prop.given)
+        if made is not None and made.key() not in trial.seen:
+            left -= 1
+            trial.run(made)
+
+
+def _seen(trial: Trial) -> list[Seen]:
+    """What each configuration came to, where that was decided."""
+    return [(configuration, outcome == "wrong") for configuration, outcome in trial.seen.values() if outcome in ("wrong", "right")]
+
+
+def _where(trial: Trial, first: Tried, simplest: Tried) -> str:
+    """The place of the wrong elements in the example found first, where the smallest one is too small to show it."""
+    told, seen = simplest.decision, first.decision
+    if told is None or seen is None or seen.failure is None or not seen.failure.pattern:
+        return ""
+    if told.failure is not None and told.failure.pattern:
+        return ""
+    dims = " ".join(f"{letter}={size}" for letter, size in first.configuration.dims.items())
+    return f"In the first example that failed ({dims}) the wrong elements are {seen.failure.pattern}."
