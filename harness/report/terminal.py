@@ -164,6 +164,8 @@ def _block(one: Mapping[str, Any], width: int) -> list[str]:
     numbers = "   ".join(f"{label} {text}" for label, text in failure.numbers(found))
     what = numbers or failure.first_line(failure.said(one)).rpartition(": ")[2]
     lines += textwrap.wrap(what, width, initial_indent="  ", subsequent_indent="  ")[:3]
+    like = found.get("consistent_with")
+    lines += [f"  consistent with: {'; or '.join(like)}"] if like else []
     cropped = [_crop(line, width) for line in lines if line.strip()]
     return [*cropped, f"  {one['reproduce']}"] if one["reproduce"] else cropped
 

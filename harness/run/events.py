@@ -64,6 +64,10 @@ class Counterexample(TypedDict, total=False):
     family: str
     layout: str
     arguments: dict[str, str]  # name -> short text of a tensor or option
+    when: str  # which configurations fail
+    where: str  # the place of the wrong elements in the example found first
+    consistent_with: list[str]  # what else the implementation may have computed
+    faults: list[str]  # ids of planted faults that give the same results
     check: str  # text of the comparison that failed
     got: Any
     expected: Any
