@@ -214,6 +214,9 @@ def _further_kinds() -> list[Kind]:
               {"causal": False, "window": None, "scale": None}, wrt="q k v sinks",
               conventions=f"causal_alignment {_ROWS}",
               features="causal window scale gqa empty_rows value_width cross_lengths"),
+        _kind("packed_attention", "Attention of sequences that lie end to end, without padding.",
+              "q k v cu_seqlens_q cu_seqlens_k", {"causal": False, "scale": None}, wrt="q k v",
+              conventions=f"causal_alignment {_ROWS}", features="causal scale gqa empty_rows value_width cross_lengths"),
     ]
 
 
