@@ -108,6 +108,8 @@ def replay(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="What was checked, or a report.jsonl.")],
     only: Annotated[str | None, typer.Option("--only", metavar="CASE", help="The id of one case.")] = None,
     example: Annotated[str | None, typer.Option("--example", metavar="JSON", help="The stored example.")] = None,
+    script: Annotated[Path | None, typer.Option(
+        "--script", metavar="PATH", help="Write a script of torch alone that shows the failure.")] = None,
     kind: options.Kind = None, timeout: options.Timeout = 60.0, isolate: options.Isolate = "auto",
     json: options.Json = False, verbose: options.Verbose = False,
 ) -> int:
@@ -115,7 +117,7 @@ def replay(
     from assay.cli.replaying import replay
 
     request = requests.request((target,), kind=kind, timeout=timeout, isolate=isolate, workers=1, command=command_line())
-    return replay(request, target, only, example, as_json=json)
+    return replay(request, target, only, example, as_json=json, script=script)
 
 
 @app.command(epilog="Example: assay doctor --kind softmax")

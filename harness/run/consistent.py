@@ -90,7 +90,7 @@ def heard(subject: Subject, exchanges: Sequence[tuple[Call, Answer]]) -> list[He
     for call, answer in exchanges:
         if answer.refusal is not None or call.method or call.count or _holds_handle(call.arguments):
             continue
-        one = _heard(subject, call, answer)
+        one = hear(subject, call, answer)
         if one is not None:
             found.append(one)
     return sorted(found, key=lambda one: (not one.wrong, sum(t.numel() for t in one.got.values())))[:CALLS]
@@ -102,15 +102,15 @@ def _holds_handle(value: Any) -> bool:
     return isinstance(value, Handle) or (isinstance(value, (list, tuple)) and any(_holds_handle(item) for item in value))
 
 
-def _heard(subject: Subject, call: Call, answer: Answer) -> Heard | None:
-    bounded = _formula(subject, call)
+def hear(subject: Subject, call: Call, answer: Answer) -> Heard | None:
+    bounded = formula(subject, call)
     got = _of_answer(answer, call.wrt, bounded[0] if bounded else None)
     if bounded is None or set(got) != set(bounded[0]) or any(got[n].shape != t.shape for n, t in bounded[0].items()):
         return None
     return Heard(call, got, *bounded)
 
 
-def _formula(subject: Subject, call: Call) -> tuple[Results, Results] | None:
+def formula(subject: Subject, call: Call) -> tuple[Results, Results] | None:
     """Values and bars of the formula, by the subject's declaration."""
     try:
         with open_ledger():
@@ -145,7 +145,7 @@ def alternatives(subject: Subject, flags: Mapping[str, Sequence[Any]]) -> Iterat
     for name, value in (*_conventions(subject), *_fixed(subject)):
         other = replace(declaration, conventions={**declaration.conventions, name: value})
         text = f"{name.replace('_', ' ')} {value} (if that is meant, declare conventions={{{name!r}: {value!r}}})"
-        yield Alternative(text, _by_formula(_as(subject, other)))
+        yield Alternative(text, _byformula(_as(subject, other)))
     for name in subject.kind.options:
         if name in declaration.keywords:
             for choice in flags.get(name, ()):
@@ -160,7 +160,7 @@ def alternatives(subject: Subject, flags: Mapping[str, Sequence[Any]]) -> Iterat
     for name, choice in LOOSER.items():
         if getattr(declaration.arithmetic, name) != choice:
             other = replace(declaration, arithmetic=replace(declaration.arithmetic, **{name: choice}))
-            yield Alternative(f"arithmetic {name}={choice}, which is not declared", _by_formula(_as(subject, other)), looser=True)
+            yield Alternative(f"arithmetic {name}={choice}, which is not declared", _byformula(_as(subject, other)), looser=True)
 
 
 def _conventions(subject: Subject) -> Iterator[tuple[str, Any]]:
@@ -179,8 +179,8 @@ def _as(subject: Subject, declaration: Any) -> Subject:
                    evaluations=subject.evaluations)
 
 
-def _by_formula(subject: Subject) -> Callable[[Heard], tuple[Results, Results] | None]:
-    return lambda heard: _formula(subject, heard.call)
+def _byformula(subject: Subject) -> Callable[[Heard], tuple[Results, Results] | None]:
+    return lambda heard: formula(subject, heard.call)
 
 
 def _with_argument(subject: Subject, name: str, choice: Any) -> Callable[[Heard], tuple[Results, Results] | None]:
@@ -188,7 +188,7 @@ def _with_argument(subject: Subject, name: str, choice: Any) -> Callable[[Heard]
         given = heard.call.arguments
         if type(given.get(name, subject.kind.options[name])) is not type(choice):
             return None  # drawn under the same name, yet not what the call takes
-        return _formula(subject, replace(heard.call, arguments={**given, name: choice}))
+        return formula(subject, replace(heard.call, arguments={**given, name: choice}))
     return results
 
 
@@ -199,7 +199,7 @@ def _without_argument(subject: Subject, name: str) -> Callable[[Heard], tuple[Re
         given = heard.call.arguments
         if name not in given or given[name] is default or default is REQUIRED:
             return None if default is REQUIRED else (heard.right, heard.bars)
-        return _formula(subject, replace(heard.call, arguments={k: v for k, v in given.items() if k != name}))
+        return formula(subject, replace(heard.call, arguments={k: v for k, v in given.items() if k != name}))
     return results
 
 

@@ -56,6 +56,7 @@ class Tried:
     unseen: bool = False  # undecided because what the property speaks of cannot be observed
     missed: bool = False  # undecided because the path that the implementation stands for was not taken
     exchanges: tuple[tuple[Call, Answer], ...] = ()  # every call of it with what came back
+    unanswered: tuple[Call, ...] = ()  # the call in which the host ended
 
     @property
     def decision(self) -> Decision | None:
@@ -171,6 +172,7 @@ class Recorded:
         self._host = host
         self._given = list(answers or [])
         self.exchanges: list[tuple[Call, Answer]] = []
+        self.unanswered: tuple[Call, ...] = ()
 
     def again(self) -> Recorded:
         """The same answers in the same order, then the host itself."""
@@ -222,7 +224,7 @@ class Trial:
             self.judge.evaluations.every_form = True
             recorded = recorded.again()
             tried = self._run_once(configuration, example, recorded)
-        tried.exchanges = tuple(recorded.exchanges)
+        tried.exchanges, tried.unanswered = tuple(recorded.exchanges), recorded.unanswered
         return tried
 
     def _run_once(self, configuration: Configuration, example: Example, host: Host) -> Tried:

@@ -34,6 +34,37 @@ def one(request: Request, case: str, example: str) -> list[dict[str, Any]]:
         return list(_run(session, targets, {case: configuration}))
 
 
+def script_for(request: Request, case: str, example: str) -> tuple[str, list[dict[str, Any]]]:
+    """A standalone script of one example of one case, and the result of that example."""
+    from assay.run.script import script  # only where one is asked for
+
+    kind, prop = _named(case)
+    asked = replace(request, kind=request.kind or kind, selection=Selection((case,), ("auto",)))
+    with Session(asked) as session:
+        configuration = read_example(example, prop)
+        targets = session.resolve()
+        results = list(_run(session, targets, {case: configuration}))
+        declared = {(made.kind, made.name): made for target in targets for made in target.declarations}
+        spec = _case(case, declared, partly=False)
+        assert spec is not None  # it is refused where nothing fits
+        target = next(one for one in targets if any(made.name == spec.implementation for made in one.declarations))
+        return script(session, target, spec, prop, configuration), results
+
+
+def stored(report: Report, only: str | None) -> tuple[str, str, str, str]:
+    """Target, kind, case and example of the one counterexample of a report that a script is to be written of."""
+    found = {one["id"]: one for one in report.results if one["counterexample"] and "dims" in one["counterexample"]}
+    if only is None and len(found) != 1:
+        raise UsageError(f"script= needs --only CASE: the report holds {len(found)} counterexamples")
+    if only is not None and only not in found:
+        raise UsageError(f"only={quoted(only)} must be a case of the report with a counterexample, such as "
+                         f"{next(iter(found), 'none: it holds none')}")
+    one = found[only] if only is not None else next(iter(found.values()))
+    made = next(made for made in report.header["implementations"]
+                if (made["kind"], made["name"]) == (one["kind"], one["implementation"]))
+    return origin_of(made), one["kind"], one["id"], json.dumps(example_of(one))
+
+
 def all_of(report: Report, request: Request) -> list[dict[str, Any]]:
     """Results of every counterexample that a report holds, each on the implementation that it was found on."""
     stored = {one["id"]: one for one in report.results if one["counterexample"] and "dims" in one["counterexample"]}

@@ -44,19 +44,19 @@ def tell(trial: Trial, first: Tried, shrunk: Tried, simplest: Tried) -> Telling:
     """Everything about a failure: `first` as it was found, `shrunk` to the simplest configuration, `simplest` in its values."""
     found = NOTHING
     if shrunk.ended is None:
-        found = consistent(_subject(trial, shrunk), _heard(trial, shrunk), _others(trial, first, shrunk, simplest),
+        found = consistent(subject_of(trial, shrunk), _heard(trial, shrunk), _others(trial, first, shrunk, simplest),
                            trial.prop.cases.flags)
     return Telling(_when(trial, shrunk), _where(trial, first, simplest), found)
 
 
-def _subject(trial: Trial, tried: Tried) -> Subject:
+def subject_of(trial: Trial, tried: Tried) -> Subject:
     return Subject(trial.declaration, trial.host, trial.dtype, trial.prop.cases.example(tried.configuration, trial.dtype),
                    device=trial.case.device, evaluations=trial.judge.evaluations)
 
 
 def _heard(trial: Trial, tried: Tried) -> list[Heard]:
     trial.judge.evaluations.every_form = True
-    return heard(_subject(trial, tried), tried.exchanges)
+    return heard(subject_of(trial, tried), tried.exchanges)
 
 
 def _others(trial: Trial, first: Tried, shrunk: Tried, simplest: Tried) -> Iterator[Sequence[Heard]]:
