@@ -1,7 +1,6 @@
 """The command line. Each command loads what it needs when it runs: `assay --help` loads no torch."""
 from __future__ import annotations
 
-import importlib.util
 import sys
 import traceback
 from collections.abc import Sequence
@@ -206,14 +205,28 @@ def new(
     print(f"now: assay check {written[0]} --profile quick")
 
 
-if importlib.util.find_spec("assay.run.bench") is not None:
-    @app.command(epilog="Example: assay bench softmax")
-    def bench(
-        kind: Annotated[list[str] | None, typer.Argument(metavar="[KIND]...")] = None, json: options.Json = False,
-        verbose: options.Verbose = False,
-    ) -> None:
-        """Measure what the specification costs, and how wide its bounds are."""
-        show(importlib.import_module("assay.run.bench").run(kind or None), json)
+@app.command(epilog="Example: assay bench kernels.py:attention --dtype bfloat16")
+def bench(
+    targets: options.Targets = None, kind: options.Kind = None, dtype: options.Dtype = None, device: options.Device = None,
+    rounds: Annotated[int, typer.Option("--rounds", metavar="N", help="How often each is timed, in turns.")] = 9,
+    json: options.Json = False, verbose: options.Verbose = False,
+) -> None:
+    """Time implementations against their peer, in turns: ratios, share of the machine's floor, growth of memory.
+
+    A target is as in `assay check`, or the name of a kind: everything that is built in for it.
+    """
+    from assay.run import bench
+
+    if not targets:
+        raise UsageError("targets= must name a file, an object, a built-in implementation or a kind")
+    if kind is not None:
+        from assay.contract.kinds import kind as kind_named
+
+        kind_named(kind)
+    for device_ in device or ["cpu"]:
+        for dtype_ in dtype or ["float32"]:
+            show(bench.run(targets, kind=kind, dtype=requests.one_of("dtype", dtype_.removeprefix("torch."), requests.DTYPES),
+                           device=requests.device_named(device_), rounds=requests.at_least("rounds", rounds, 2)), json)
 
 
 # ------------------------------------------------------------------------------------------------ shared by commands

@@ -1,0 +1,74 @@
+"""`assay bench`: rows for all that runs, words for what does not, nothing lost where a process dies."""
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from assay.errors import UsageError
+from assay.run import bench
+from assay.run.timing import GROWTH, exponent, in_turns
+from assay.run.workloads import PEERS, WORKLOADS, Workload, example
+
+OWN = '''
+import os, torch, assay
+
+@assay.implements("rotary", name="mine")
+def mine(x, positions, *, base=10000.0, pairing="interleaved"):
+    return assay.get("rotary", "reference")(x, positions, base=base, pairing=pairing)
+
+@assay.implements("rotary", name="halved")
+def halved(x, positions, *, base=10000.0, pairing="interleaved"):
+    return x / 2
+
+@assay.implements("rotary", name="raises")
+def raises(x, positions, *, base=10000.0, pairing="interleaved"):
+    raise RuntimeError("no kernel for this size")
+'''
+
+
+def test_own_implementations_stand_beside_their_peer(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    report = bench.run([str(tmp_path / "own.py")], rounds=2)
+    rows = {(row["implementation"], row["mode"]): row for row in report.rows}
+    assert rows["reference", "forward"]["ratio"] == 1
+    assert rows["mine", "forward"]["right"] == "right"
+    assert rows["mine", "forward + backward"]["ratio"] > 0
+    assert rows["halved", "forward"]["right"] == "wrong"
+    assert rows["raises", "forward"]["ratio"] is None
+    assert "no kernel for this size" in rows["raises", "forward"]["note"]
+    assert any("mine" in line for line in report.lines())
+
+
+def test_what_was_measured_survives_a_process_that_dies(tmp_path: Path) -> None:
+    dies = OWN.replace('raise RuntimeError("no kernel for this size")', "os._exit(3)")
+    (tmp_path / "own.py").write_text(dies)
+    report = bench.run([str(tmp_path / "own.py")], rounds=2)
+    assert "code 3" in report.ended
+    assert report.lines()[-1] == report.ended
+
+
+def test_a_kind_without_workload_is_refused_in_one_line() -> None:
+    with pytest.raises(UsageError, match="kind='tokenizer' has nothing that is timed"):
+        bench.run(["tokenizer"])
+
+
+def test_every_round_times_each_once() -> None:
+    order: list[str] = []
+    calls = [lambda: order.append("a"), lambda: order.append("b")]
+    assert [len(times) for times in in_turns(calls, 3, "cpu")] == [3, 3]
+    assert {"a", "b"} == set(order)
+
+
+def test_the_exponent_is_that_of_the_power() -> None:
+    assert exponent([int(1000 * factor**2) for factor in GROWTH]) == pytest.approx(2, abs=0.01)
+    assert exponent([0, 1, 2]) is None
+
+
+@pytest.mark.parametrize("kind", WORKLOADS)
+def test_workloads_can_be_built(kind: str) -> None:
+    import torch
+
+    small = Workload("small", {letter: min(size, 4) for letter, size in WORKLOADS[kind][0].dims.items()}, WORKLOADS[kind][0].flags)
+    assert dict(example(kind, small, torch.float32).arguments)
+    assert set(PEERS) <= set(WORKLOADS)
