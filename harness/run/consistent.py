@@ -25,8 +25,9 @@ from assay.subject import Subject
 TRIES = 450  # calls of alternatives for one failure
 CALLS = 4  # of one example that are compared; those that are wrong come first
 TOLD = 3  # alternatives that are named; of more, how many
-LOOSER = {"internal": "input", "accumulate": "input", "tf32": True, "angles": "input", "tables": "input", "exp": "fast",
-          "erf": "fast", "tanh": "fast"}  # the choice of each sort that is the least exact
+LOOSER: Mapping[str, Any] = {  # the choice of each sort that is the least exact
+    "internal": "input", "accumulate": "input", "tf32": True, "angles": "input", "tables": "input", "exp": "fast", "erf": "fast",
+    "tanh": "fast"}
 REFUSED = (ValueError, TypeError, RuntimeError, IndexError, KeyError, ArithmeticError, AssertionError, AssayError)
 
 Results = dict[str, torch.Tensor]  # output number or path of a gradient -> values, float64 where floating

@@ -32,6 +32,7 @@ class Atom:
     text: str
     test: Test
     names: tuple[str, ...]  # what it speaks of
+    excluding: bool = False  # it only rules one value out: worth saying where it makes the whole exact, not alone
 
     def holds(self, configuration: Configuration) -> bool:
         return self.test(facts(configuration))
@@ -66,7 +67,7 @@ def conditions(seen: Sequence[Seen]) -> tuple[bool, list[Atom]]:
     chosen = _cover(atoms, right)
     if chosen and all(_both_sides(atom, chosen, right) for atom in chosen):
         return True, chosen
-    return False, _necessary(atoms, right)
+    return False, _necessary([atom for atom in atoms if not atom.excluding], right)
 
 
 def _cover(atoms: Sequence[Atom], right: Sequence[Configuration]) -> list[Atom]:
@@ -132,7 +133,7 @@ def _values(name: str, wrong: list[Any], right: list[Any]) -> Iterator[Atom]:
         yield Atom(f"{name} is given", lambda one: one.get(name) not in (None, "none"), (name,))
     for value in dict.fromkeys(right):
         if isinstance(value, str) and value not in wrong:
-            yield Atom(f"{name} is not {value}", lambda one, value=value: one.get(name) != value, (name,))  # type: ignore[misc]
+            yield Atom(f"{name} is not {value}", lambda one, value=value: one.get(name) != value, (name,), True)  # type: ignore[misc]
 
 
 def _relations(left: str, right: str) -> Iterator[Atom]:

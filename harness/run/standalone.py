@@ -40,7 +40,7 @@ def load(origin: str, kind: str, name: str) -> Callable[..., Any]:
 
     def implements(of: str, **options: Any) -> Callable[[Any], Any]:
         def register(function: Any) -> Any:
-            declared[of, options.get("name") or getattr(function, "__name__", type(function).__name__)] = function
+            declared[of, str(options.get("name") or getattr(function, "__name__", type(function).__name__))] = function
             return function
         return register
 
