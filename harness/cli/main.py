@@ -191,6 +191,43 @@ def report(
     finish(read, out or (source if source.is_dir() else source.parent), quiet, badges=badges)
 
 
+@app.command(epilog="Example: assay bundle assay-report --out evidence.zip")
+def bundle(
+    source: Annotated[Path, typer.Argument(metavar="REPORT", help="A report.jsonl, or its folder.")] = REPORT,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The archive to write.")] = Path("assay-bundle.zip"),
+    waivers: options.Waivers = None, verbose: options.Verbose = False,
+) -> None:
+    """Pack a report with its plan, seeds, environment and waivers into one archive, with a hash of each."""
+    from assay.cli.bundling import bundle
+
+    bundle(source, out, waivers)
+
+
+@app.command(epilog="Example: assay verify evidence.zip --sample 3")
+def verify(
+    source: Annotated[Path, typer.Argument(metavar="BUNDLE", help="What `assay bundle` wrote.")],
+    sample: Annotated[int, typer.Option("--sample", metavar="N", help="Cases to run again; 0: the archive alone.")] = 3,
+    timeout: options.Timeout = 60.0, isolate: options.Isolate = "auto", verbose: options.Verbose = False,
+) -> int:
+    """Hold a bundle against its hashes and sums, and run some cases again. Exit code 0 when all agrees, else 1."""
+    from assay.cli.bundling import verify
+
+    count = requests.at_least("sample", sample, 0)
+    return verify(source, count, requests.request((), timeout=timeout, isolate=isolate, workers=1, command=command_line()))
+
+
+@app.command(epilog="Example: assay trend reports --out trend.svg")
+def trend(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Reports (*.jsonl), or folders that hold one each.")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="A chart as SVG.")] = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Show how the reports in a folder went over time: a line each, and a chart."""
+    from assay.cli.bundling import show_trend
+
+    show_trend(folder, out)
+
+
 @app.command(epilog="Example: assay new attention")
 def new(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="What it is to implement.")],
@@ -227,6 +264,27 @@ def bench(
         for dtype_ in dtype or ["float32"]:
             show(bench.run(targets, kind=kind, dtype=requests.one_of("dtype", dtype_.removeprefix("torch."), requests.DTYPES),
                            device=requests.device_named(device_), rounds=requests.at_least("rounds", rounds, 2)), json)
+
+
+@app.command(epilog="Example: assay fuzz kernels.py --time 10m")
+def fuzz(
+    targets: options.Targets = None, time: Annotated[str, typer.Option("--time", metavar="SPAN", help="90s, 10m, 1.5h.")] = "1m",
+    kind: options.Kind = None, device: options.Device = None, dtype: options.Dtype = None, profile: options.Profile = "standard",
+    seed: options.Seed = 0, only: options.Only = None, workers: options.Workers = None, timeout: options.Timeout = 60.0,
+    isolate: options.Isolate = "auto", out: options.Out = Path("assay-fuzz"), json: options.Json = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Search for counterexamples, seed after seed, until the time is over.
+
+    What is found is kept in --out and runs first the next time. Exit code 1 when anything fails, else 0.
+    """
+    if not targets:
+        raise UsageError("targets= must name a file, an object or a built-in implementation")
+    from assay.cli.fuzzing import fuzz
+
+    return fuzz(requests.request(
+        targets, kind=kind, devices=device, dtypes=dtype, only=only, profile=profile, seed=seed, timeout=timeout, workers=workers,
+        isolate=isolate, command=command_line()), out, time, as_json=json)
 
 
 # ------------------------------------------------------------------------------------------------ shared by commands
