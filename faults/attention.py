@@ -225,6 +225,11 @@ def uniform_weights(q: Tensor, k: Tensor, v: Tensor, o: Options) -> Tensor:
     return weights(scores(q, k, o) * 0, visible(q, k, o)) @ heads(v, q)
 
 
+@planted("keys that form a square are left as they are, as NumPy's .transpose(-2, -1) leaves a 2-D array")
+def square_keys_left_untransposed(q: Tensor, k: Tensor, v: Tensor, o: Options) -> Tensor:
+    return attend(q, k.mT if k.shape[-2] == k.shape[-1] else k, v, o)
+
+
 @planted("odd heads read the next head's query")
 def odd_heads_wrong(q: Tensor, k: Tensor, v: Tensor, o: Options) -> Tensor:
     out = attend(q, k, v, o)

@@ -118,6 +118,24 @@ def scores_are_divided_by_root_of_key_width(attention: Subject, example: Example
     assert found[..., 1] / found[..., 0] == expected
 
 
+@spec.holds("ATT-1", "E8", kills=("square_keys_left_untransposed",), rests_on=(conduct["form"],),
+            given={**PLAIN, **NO_EMPTY, "D": "Tk", "Tk": (2, 3, 4, 5, 8, 16, 64), "family": ("normal", "integers", "positive")})
+def keys_are_rows_where_they_form_a_square(attention: Subject, example: Example) -> None:
+    """With as many keys as channels a score is still the dot product with a key's row: q·k and q·kᵀ have one shape there."""
+    assert attention(**example) == attention.exact(**example)
+
+
+@spec.holds("MHA-8", "E24", kills=("uniform_weights", "softmax_over_heads"), rests_on=(conduct["form"],),
+            given={**PLAIN, **NO_EMPTY, "scale": None, "softcap": None, "Tk": (2,), "Tq": (2,), "H": (2, 1, 4, 3)})
+def scores_of_rank_one_give_weights_of_full_rank(attention: Subject, example: Example) -> None:
+    """Scores ±s of rank 1 give two queries weights of determinant tanh(s), not 0: softmax does not collapse the matrix."""
+    q, k = torch.zeros_like(example.q), torch.zeros_like(example.k)
+    q[..., 0] = k[..., 0] = torch.tensor([1.0, -1.0])
+    found = weights(attention, example.but(q=q, k=k))
+    expected = torch.tensor(example.dims["D"] ** -0.5, dtype=torch.float64).tanh()
+    assert found[..., 0, 0] * found[..., 1, 1] - found[..., 0, 1] * found[..., 1, 0] == expected
+
+
 @spec.holds("ATT-8", kills=("last_key_of_odd_length_dropped", "last_value_of_odd_length_dropped", "tail_of_64_dropped",
                             "second_tile_not_rescaled"),
             rests_on=(conduct["form"],), given={**PLAIN, **LONG})

@@ -54,7 +54,7 @@ def gradients_are_the_formula(encoder: Subject, example: Example) -> None:
         assert got[name] == want[name]
 
 
-@spec.holds("ENC-1", kills=("causal", "last_position_unseen", "mask_inverted"), rests_on=(conduct["form"],), gradient=True,
+@spec.holds("ENC-1", "E33", kills=("causal", "last_position_unseen", "mask_inverted"), rests_on=(conduct["form"],), gradient=True,
             given={**SEVERAL, "mask": ("none", "padding"), "ffn": ("swiglu", "mlp"), "family": ("normal", "positive")})
 def every_position_depends_on_every_real_one(encoder: Subject, example: Example) -> None:
     """The gradient of one position's output reaches every real position, the later ones too, and no padded one."""
@@ -121,7 +121,7 @@ def gradient_survives_many_residual_layers(encoder: Subject, example: Example) -
                 check="norm of the gradient")
 
 
-@spec.holds("MHA-9", kills=("attention_without_residual", "layers_in_parallel"), rests_on=(conduct["form"],), examples=2,
+@spec.holds("MHA-9", "E24", kills=("attention_without_residual", "layers_in_parallel"), rests_on=(conduct["form"],), examples=2,
             dtypes=("float64", "float32"),
             given={**SEVERAL, "placement": "pre", "mask": "none", "positions": "none", "ffn": ("swiglu", "mlp"), "L": (2, 3),
                    "T": (5, 8), "H": (2, 4), "D": (4, 8), "biases": False, "norm": "rms", "family": "normal"})
