@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay import registry
 from assay.contract.declaration import declare
 from assay.impls.numpy_bridge import Array, bridged
 
@@ -170,3 +173,19 @@ def test_floating_point_warnings_stay_inside(recwarn: pytest.WarningsRecorder) -
     out = bridged(lambda x: (x - x, None))(torch.tensor([float("inf"), 1.0]))
     assert out.isnan().tolist() == [True, False]
     assert not recwarn.list and np.geterr() == before
+
+
+def test_the_example_of_the_documentation_is_right() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "numpy.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    with registry.collecting() as made:
+        exec(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], names)
+    assert [(one.kind, one.name) for one in made] == [("rms_norm", "mine")]
+    x, weight, above = drawn(2, 3, 5), drawn(5, seed=1), drawn(2, 3, 5, seed=2)
+    results = []
+    for function in (names["mine"], registry.get("rms_norm", "reference")):
+        a, b = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        out = function(a, b, eps=1e-5)
+        results.append((out, *torch.autograd.grad(out, (a, b), above)))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
