@@ -24,6 +24,7 @@ from assay.subject import Subject
 
 TRIES = 450  # calls of alternatives for one failure
 CALLS = 4  # of one example that are compared; those that are wrong come first
+HERE = 2  # alternatives at most that are told although they fit the failing examples alone
 TOLD = 3  # alternatives that are named; of more, how many
 LOOSER: Mapping[str, Any] = {  # the choice of each sort that is the least exact
     "internal": "input", "accumulate": "input", "tf32": True, "angles": "input", "tables": "input", "exp": "fast", "erf": "fast",
@@ -252,25 +253,40 @@ class Found:
     faults: tuple[str, ...] = ()
 
 
-def consistent(subject: Subject, first: Sequence[Heard], more: Iterator[Sequence[Heard]],
+def consistent(subject: Subject, first: Sequence[Heard], failing: Iterator[Sequence[Heard]], more: Iterator[Sequence[Heard]],
                flags: Mapping[str, Sequence[Any]]) -> Found:
-    """Alternatives that fit the failing example and all others. more: calls of further examples."""
+    """Alternatives that fit the failing example and all others. failing: calls of further examples that fail; more: of any others.
+
+    One or two that fit whatever fails, yet not all others, are told as what they are.
+    """
     wrong = [one for one in first if one.wrong]
     if not wrong:
         return Found()
-    budget, left = TRIES, list[Alternative]()
+    budget, fitting = TRIES, list[Alternative]()
     for alternative in alternatives(subject, flags):
-        if budget <= 0 or (alternative.looser and left):
+        if budget <= 0 or (alternative.looser and fitting):
             break
         budget -= 1
         if all(alternative.fits(one) for one in first) and any(alternative.differs(one) for one in wrong):
-            left.append(alternative)
-    for others in more:
-        kept = [one for one in left if all(one.fits(other) for other in others)]
-        if not kept:
-            return Found()
-        left = kept
-    return _told(left)
+            fitting.append(alternative)
+    fitting = _kept(fitting, failing)
+    everywhere = _kept(fitting, more)
+    if everywhere:
+        return _told(everywhere)
+    if 0 < len(fitting) <= HERE and not any(one.looser for one in fitting):
+        return Found(tuple(f"{text}, where it fails; elsewhere not" for text in _told(fitting).texts))
+    return Found()
+
+
+def _kept(left: Sequence[Alternative], examples: Iterator[Sequence[Heard]]) -> list[Alternative]:
+    """Those that fit every further example; no example is made once none is left."""
+    kept = list(left)
+    while kept:
+        others = next(examples, None)
+        if others is None:
+            break
+        kept = [one for one in kept if all(one.fits(other) for other in others)]
+    return kept
 
 
 def _told(left: Sequence[Alternative]) -> Found:

@@ -44,8 +44,8 @@ def tell(trial: Trial, first: Tried, shrunk: Tried, simplest: Tried) -> Telling:
     """Everything about a failure: `first` as it was found, `shrunk` to the simplest configuration, `simplest` in its values."""
     found = NOTHING
     if shrunk.ended is None:
-        found = consistent(subject_of(trial, shrunk), _heard(trial, shrunk), _others(trial, first, shrunk, simplest),
-                           trial.prop.cases.flags)
+        found = consistent(subject_of(trial, shrunk), _heard(trial, shrunk), _failing(trial, first, shrunk, simplest),
+                           _others(trial, first, shrunk), trial.prop.cases.flags)
     return Telling(_when(trial, shrunk), _where(trial, first, simplest), found)
 
 
@@ -59,12 +59,16 @@ def _heard(trial: Trial, tried: Tried) -> list[Heard]:
     return heard(subject_of(trial, tried), tried.exchanges)
 
 
-def _others(trial: Trial, first: Tried, shrunk: Tried, simplest: Tried) -> Iterator[Sequence[Heard]]:
-    """Examples that tell alternatives apart: the one found first, the simplest, and those that always run."""
+def _failing(trial: Trial, first: Tried, shrunk: Tried, simplest: Tried) -> Iterator[Sequence[Heard]]:
+    """Examples that fail too: the simplest, and the one found first."""
     if simplest is not shrunk:
         yield _heard(trial, simplest)
     if first is not shrunk and first.ended is None:
         yield _heard(trial, first)
+
+
+def _others(trial: Trial, first: Tried, shrunk: Tried) -> Iterator[Sequence[Heard]]:
+    """Examples that tell alternatives apart: those that always run."""
     done = {first.configuration.key(), shrunk.configuration.key()}
     boundary = trial.prop.cases.boundary(trial.declaration, trial.prop.given)
     for configuration in [one for one in boundary if one.key() not in done][-OTHERS:]:

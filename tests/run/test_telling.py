@@ -46,6 +46,15 @@ def test_a_known_fault_is_named(prop: str, fault: str) -> None:
     assert found["status"] == "fail" and fault in found["counterexample"]["faults"], found["message"]
 
 
+def test_what_fits_where_it_fails_alone_is_told_as_that() -> None:
+    def softmax(x: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
+        rows = x.movedim(dim, -1)
+        flat = torch.softmax(rows.reshape(-1, rows.shape[-1]), 0)
+        return flat.reshape(rows.shape).movedim(-1, dim)
+    found = judged("softmax/output_is_the_formula", declare("softmax", softmax, name="rows"))
+    assert "where it fails; elsewhere not" in found["message"] and "faults" not in found["counterexample"]
+
+
 def test_what_is_like_nothing_known_is_consistent_with_nothing() -> None:
     def softmax(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax(x, -1) * (1 + 0.01 * torch.sin(x))
