@@ -29,6 +29,10 @@ class NotExercisedError(AssayError):
     """What the property speaks of cannot be observed here (costs of a kernel that hides its work): nothing was shown."""
 
 
+class PathNotTakenError(NotExercisedError):
+    """An implementation that stands for a path (a compiled graph, a kernel) fell back to another for this example."""
+
+
 class ExampleOverError(AssayError):
     """Nothing more can be asked of this example: the decision that ends it is in the ledger already."""
 

@@ -65,7 +65,8 @@ class Handle:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The implementation raised. `not_implemented`: NotImplementedError, or torch's own "not implemented for"."""
+    """The implementation raised. `not_implemented`: NotImplementedError, or torch's own "not implemented for".
+    `not_exercised`: it found that the path which it stands for did not run."""
 
     type: str
     message: str  # stripped of control characters, cut at 2,000 characters
@@ -73,6 +74,7 @@ class Refusal:
     out_of_memory: bool = False
     where: str = ""  # file:line of the innermost frame in the implementation's own file
     stage: str = "forward"  # or "backward"
+    not_exercised: bool = False
 
 
 @dataclass(frozen=True)

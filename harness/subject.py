@@ -23,6 +23,7 @@ from assay.errors import (
     NotClaimedError,
     NotExercisedError,
     NotSupportedError,
+    PathNotTakenError,
 )
 from assay.hosting import Answer, Call, Host, Meanwhile, Recipe, nothing
 from assay.numbers.arithmetic import Arithmetic
@@ -287,7 +288,9 @@ class Subject:
         refusal = answer.refusal
         if refusal is None:
             return
-        if refusal.not_implemented or self.evaluations.refusal_allowed:
+        if refusal.not_exercised and self.declaration.builtin:  # a bridge of ours, which proves the path that it stands for
+            raise PathNotTakenError(refusal.message)
+        if refusal.not_implemented or refusal.not_exercised or self.evaluations.refusal_allowed:
             raise NotSupportedError(refusal.message)
         if refusal.out_of_memory:
             raise HostOutOfMemoryError(f"{refusal.type}: {refusal.message}")

@@ -13,6 +13,8 @@ from assay.properties import Specification
 from assay.spec.conduct import add_conduct
 from assay.subject import Subject
 
+AXES = {"last": -1, "first": 0, "middle": 1, "second_last": -2, "only": 0}
+
 
 class SoftmaxCases(Cases):
     """Rows of C entries, the normalised axis in any place; entries at −∞; huge logits."""
@@ -29,14 +31,15 @@ class SoftmaxCases(Cases):
             configuration = configuration.but(masked="none")
         if configuration.dims["B"] == 0 and not claims.claims("empty"):
             configuration = configuration.but(B=1)
-        if flags["axis"] != "last" and "dim" not in claims.keywords:
+        if flags["axis"] != "last" and ("dim" not in claims.keywords or not claims.allows("dim", AXES[flags["axis"]])):
             configuration = configuration.but(axis="last")
         return configuration
 
     def build(self, configuration: Configuration, dtype: torch.dtype) -> Example:
         rows, width = configuration.dims["B"], configuration.dims["C"]
-        shape, dim = {"last": ((rows, width), -1), "first": ((width, rows), 0), "middle": ((rows, width, 3), 1),
-                      "second_last": ((rows, 2, width, 2), -2), "only": ((width,), 0)}[configuration.flags["axis"]]
+        axis = configuration.flags["axis"]
+        shape, dim = {"last": (rows, width), "first": (width, rows), "middle": (rows, width, 3),
+                      "second_last": (rows, 2, width, 2), "only": (width,)}[axis], AXES[axis]
         source = generator(configuration.seed, "x")
         x = _logits(configuration.family, shape, source, dtype)
         masked = configuration.flags["masked"]

@@ -44,6 +44,7 @@ class Declaration:
     url: str = ""
     origin: str = "built in"  # or the file / import path it came from
     builtin: bool = False
+    deep: bool = False  # planned by the profile deep, or where it is named: too slow for the rest
 
     def claims(self, feature: str) -> bool:
         """Whether the feature (a name out of FEATURES or a keyword of the kind) is held against the implementation."""
@@ -102,6 +103,7 @@ class Declaration:
             "arithmetic": self.arithmetic.to_json(), "conventions": dict(self.conventions),
             "keywords": sorted(self.keywords), "positional": list(self.positional),
             "version": self.version, "url": self.url, "origin": self.origin, "builtin": self.builtin,
+            **({"deep": True} if self.deep else {}),
         }
 
     @classmethod
@@ -114,14 +116,15 @@ class Declaration:
             limits={name: limits.decode(limit) for name, limit in data["limits"].items()},
             arithmetic=Arithmetic.from_json(data["arithmetic"]), conventions=dict(data["conventions"]),
             keywords=frozenset(data["keywords"]), positional=tuple(data["positional"]),
-            version=data["version"], url=data["url"], origin=data["origin"], builtin=data["builtin"])
+            version=data["version"], url=data["url"], origin=data["origin"], builtin=data["builtin"],
+            deep=data.get("deep", False))
 
 
 def declare(
     kind: str, function: Callable[..., Any], *, name: Any = None, dtypes: Any = DEFAULT_DTYPES, devices: Any = None,
     grad: Any = True, lacks: Any = (), offers: Any = (), limits: Any = None, arithmetic: Any = None, cost: Any = None,
     version: Any = "", url: Any = "", conventions: Any = None, origin: str = "built in", builtin: bool = False,
-    **other: Any,
+    deep: bool = False, **other: Any,
 ) -> Declaration:
     """Validate everything that was declared; whatever is wrong is a UsageError of one line that says what to write."""
     made = kind_named(kind)
@@ -133,7 +136,7 @@ def declare(
     try:
         return _declare(made, function, known, dict(
             dtypes=dtypes, devices=devices, grad=grad, lacks=lacks, offers=offers, limits=limits, arithmetic=arithmetic,
-            cost=cost, version=version, url=url, conventions=conventions), origin, builtin)
+            cost=cost, version=version, url=url, conventions=conventions), origin=origin, builtin=builtin, deep=deep)
     except UsageError as error:
         raise UsageError(f"{made.name} {known!r}: {error}") from None
 
@@ -142,8 +145,8 @@ _OPTIONS = ("name", "dtypes", "devices", "grad", "lacks", "offers", "limits", "a
             "conventions")
 
 
-def _declare(made: Kind, function: Callable[..., Any], name: str, raw: Mapping[str, Any], origin: str,
-             builtin: bool) -> Declaration:
+def _declare(made: Kind, function: Callable[..., Any], name: str, raw: Mapping[str, Any], *, origin: str,
+             builtin: bool, deep: bool) -> Declaration:
     """The declaration of a callable whose kind and name are settled."""
     shape = signature.shape_of(made, function)
     named = dict(checks.mapping("conventions", raw["conventions"]))
@@ -162,7 +165,8 @@ def _declare(made: Kind, function: Callable[..., Any], name: str, raw: Mapping[s
         offers=checks.members("offers", raw["offers"], OFFERS), limits=bounds,
         arithmetic=Arithmetic.declared(checks.mapping("arithmetic", raw["arithmetic"])), conventions=resolved,
         keywords=shape.keywords, positional=shape.positional, cost=checks.optional_callable("cost", raw["cost"]),
-        version=checks.text("version", raw["version"]), url=checks.url(raw["url"]), origin=origin, builtin=builtin)
+        version=checks.text("version", raw["version"]), url=checks.url(raw["url"]), origin=origin, builtin=builtin,
+        deep=deep)
 
 
 def _default_name(function: Callable[..., Any]) -> str:

@@ -178,7 +178,7 @@ def precision(name: str) -> Iterator[None]:
     statistics: row maxima, sums, log-sum-exp: kept in the accumulation format.
     spilled: sums whose partial results are stored in between, in the internal format.
     """
-    entered = _ENGINE.get()
+    entered = None if torch.compiler.is_compiling() else _ENGINE.get()  # no compiler traces a context variable
     if entered is None:
         yield
         return

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from assay.errors import NotExercisedError
 from assay.hosting import Answer, Call, Refusal
 from assay.numbers.arithmetic import FORMATS, Arithmetic, Model
 from assay.numbers.perturbing import Perturbing
@@ -163,7 +164,7 @@ def refusal(error: BaseException, own_files: tuple[str, ...] = (), stage: str = 
         not_implemented=isinstance(error, NotImplementedError) or torch_said,
         out_of_memory=isinstance(error, (MemoryError, torch.OutOfMemoryError))
         or (isinstance(error, (RuntimeError, OSError)) and _NO_MEMORY.search(message) is not None),
-        where=_where(error, own_files), stage=stage)
+        where=_where(error, own_files), stage=stage, not_exercised=isinstance(error, NotExercisedError))
 
 
 def _text(error: BaseException) -> str:
