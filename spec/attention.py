@@ -55,13 +55,14 @@ def weights(attention: Subject, example: Example) -> Bounded:
     return Bounded(found, allowed.bar)
 
 
-@spec.holds("ATT-1", "ATT-5", "MSK-3", kills=(
+@spec.holds("ATT-1", "ATT-5", "MSK-3", "E8", kills=(
     "scale_one_over_d", "scale_root_of_d_plus_one", "scale_root_of_value_width", "no_scale", "scale_argument_ignored",
     "scale_on_top_of_default", "scale_after_softmax", "softcap_ignored", "softcap_after_mask", "bias_ignored",
     "bias_before_scale", "bias_of_first_head", "mask_after_softmax", "mask_inverted", "mask_ignored_when_causal",
     "causal_ignored_with_mask", "causal_strict", "window_one_too_wide", "window_one_too_narrow", "grouped_heads_tiled",
     "negated", "zeros", "uniform_weights", "odd_heads_wrong", "softmax_over_heads", "softmax_over_queries",
-    "extra_zero_key", "wrong_beyond_64_queries", "tail_of_64_unmasked", "values_of_next_sample"), rests_on=(conduct["form"],))
+    "extra_zero_key", "wrong_beyond_64_queries", "tail_of_64_unmasked", "values_of_next_sample",
+    "square_keys_left_untransposed"), rests_on=(conduct["form"],))
 def output_is_the_formula(attention: Subject, example: Example) -> None:
     """Every output is softmax(scale·q·kᵀ, capped, plus bias, masked) · v, the scale 1/√D unless given."""
     assert attention(**example) == attention.exact(**example)
@@ -116,13 +117,6 @@ def scores_are_divided_by_root_of_key_width(attention: Subject, example: Example
     found = weights(attention, example.but(q=q, k=k))
     expected = torch.tensor(2.0 / d["D"] ** 0.5, dtype=torch.float64).exp()
     assert found[..., 1] / found[..., 0] == expected
-
-
-@spec.holds("ATT-1", "E8", kills=("square_keys_left_untransposed",), rests_on=(conduct["form"],),
-            given={**PLAIN, **NO_EMPTY, "D": "Tk", "Tk": (2, 3, 4, 5, 8, 16, 64), "family": ("normal", "integers", "positive")})
-def keys_are_rows_where_they_form_a_square(attention: Subject, example: Example) -> None:
-    """With as many keys as channels a score is still the dot product with a key's row: q·k and q·kᵀ have one shape there."""
-    assert attention(**example) == attention.exact(**example)
 
 
 @spec.holds("MHA-8", "E24", kills=("uniform_weights", "softmax_over_heads"), rests_on=(conduct["form"],),

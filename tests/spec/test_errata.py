@@ -21,7 +21,7 @@ from assay.run.plan import Selection, make_plan
 Array = NDArray[Any]
 Swap = Callable[[Array], Array]
 SHOWN = {  # erratum -> property that holds it, planted fault that is the literal text
-    "E8": ("attention/keys_are_rows_where_they_form_a_square", "attention/square_keys_left_untransposed"),
+    "E8": ("attention/output_is_the_formula", "attention/square_keys_left_untransposed"),
     "E24": ("attention/scores_of_rank_one_give_weights_of_full_rank", "attention/uniform_weights"),
     "E33": ("encoder/every_position_depends_on_every_real_one", "encoder/causal"),
 }
