@@ -161,25 +161,35 @@ class GenerationMachine(Machine):
 
     @initialize()
     def start(self) -> None:
-        self.model = self.model_made()
+        self.model, self.begun = self.model_made(), list[Stream]()
+
+    def teardown(self) -> None:
+        """Every stream is held against its replay, whether a rule has asked for that or not."""
+        for stream in self.begun:
+            self.replayed(stream)
 
     def model_made(self) -> Any:
         return self.make(seed=0)
 
-    @rule(target=streams, rows=st.integers(1, 2), size=st.integers(1, 3), seed=SEEDS, temperature=st.sampled_from((0.0, 0.7, 1.3)),
+    @rule(target=streams, rows=st.integers(1, 2), size=st.integers(1, 4), seed=SEEDS, temperature=st.sampled_from((0.0, 0.7, 1.3)),
           top_k=st.sampled_from((None, 3)))
     def begin(self, rows: int, size: int, seed: int, temperature: float, top_k: int | None) -> Stream:
         stream = Stream(words(seed, rows, size, self.model.vocab_size), temperature, top_k, seed)
+        self.begun.append(stream)
         self.advance_in(self.model, stream)
         return stream
 
-    @rule(stream=streams, times=st.integers(1, 2))
+    @rule(stream=streams, times=st.integers(1, 3))
     def advance(self, stream: Stream, times: int) -> None:
-        for _ in range(min(times, LONGEST - 3 - len(stream.chosen))):
+        for _ in range(min(times, LONGEST - 4 - len(stream.chosen))):
             self.advance_in(self.model, stream)
 
     @rule(stream=streams)
     def replay(self, stream: Stream) -> None:
+        """In the midst of all others."""
+        self.replayed(stream)
+
+    def replayed(self, stream: Stream) -> None:
         """Generated again from its prompt, by a model just made and alone."""
         again = Stream(stream.prompt, stream.temperature, stream.top_k, stream.seed)
         fresh = self.model_made()

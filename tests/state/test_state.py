@@ -17,7 +17,7 @@ from model_machines import CacheMachine, GenerationMachine, SampledGenerationMac
 from running_machines import DropoutMachine, RunningStatisticsMachine, SamplerMachine
 from window_machines import BlocksMachine, WindowMachine
 
-RIGHT, WRONG = 10, 60  # sequences drawn: on what must pass, and at most until a fault shows
+RIGHT, WRONG = 6, 300  # sequences drawn: on what must pass, and at most until a fault shows
 MACHINES: dict[type[Machine], tuple[str, tuple[str, ...]]] = {  # machine -> kind, faults that break it
     CacheMachine: ("causal_lm", (
         "cache_forgets_oldest", "cache_in_model", "positions_restart", "longest_remembered", "cache_in_wrong_order",
