@@ -29,7 +29,7 @@ TOLD = 3  # alternatives that are named; of more, how many
 LOOSER: Mapping[str, Any] = {  # the choice of each sort that is the least exact
     "internal": "input", "accumulate": "input", "tf32": True, "angles": "input", "tables": "input", "exp": "fast", "erf": "fast",
     "tanh": "fast"}
-REFUSED = (ValueError, TypeError, RuntimeError, IndexError, KeyError, ArithmeticError, AssertionError, AssayError)
+REFUSED = (ValueError, TypeError, RuntimeError, LookupError, ArithmeticError, AttributeError, AssertionError, AssayError)
 
 Results = dict[str, torch.Tensor]  # output number or path of a gradient -> values, float64 where floating
 
@@ -210,7 +210,10 @@ def _by_fault(host: LocalHost, fault: registry.Fault,
     """What a planted fault gives: in float64, where only its mistake shows; or, where that does not fit, in the type itself."""
     def results(heard: Heard) -> tuple[Results, Results] | None:
         for call in (_wide(heard.call), heard.call):
-            answer = host.call(replace(call, implementation=fault.declaration.name))
+            try:
+                answer = host.call(replace(call, implementation=fault.declaration.name))
+            except REFUSED:  # it lacks an argument of this call
+                return None
             if answer.refusal is not None:
                 continue
             found = _of_answer(answer, call.wrt, heard.right)
