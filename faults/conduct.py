@@ -101,9 +101,66 @@ def remembered_by_shape(right: Implementation, arguments: dict[str, Any], state:
     return mapped(result, lambda out: out + (state.setdefault((shapes, out.shape), out.detach()) - out.detach()))
 
 
+def smaller_batch_after_larger(right: Implementation, arguments: dict[str, Any], state: dict[Any, Any]) -> Any:
+    """A smaller batch after a larger one is off by an eighth, as if it read the workspace that the larger one left."""
+    batch = next((a for a in arguments.values() if isinstance(a, Tensor)), None)
+    if batch is None or batch.dim() == 0:
+        return right(**arguments)
+    largest = state[tuple(batch.shape[1:])] = max(batch.shape[0], state.get(tuple(batch.shape[1:]), 0))
+    return mapped(right(**arguments), lambda out: off_by(out, 1.125 if batch.shape[0] < largest else 1.0))
+
+
+def remembered_by_content(right: Implementation, arguments: dict[str, Any], state: dict[Any, Any]) -> Any:
+    """The first result comes back for every input that holds the same numbers, in whatever order."""
+    key = tuple((tuple(a.shape), a.dtype, tuple(a.detach().double().flatten().sort().values.tolist())) if isinstance(a, Tensor)
+                else repr(a) for a in arguments.values())
+    result = right(**arguments)
+    return mapped(result, lambda out: (
+        out + (state.setdefault((key, out.shape), out.detach()) - out.detach()) if out.is_floating_point() else
+        state.setdefault((key, out.shape), out.detach())))
+
+
+def wrong_when_compiled(right: Implementation, arguments: dict[str, Any]) -> Any:
+    """Under a compiler it is off by an eighth."""
+    scale = 1.125 if torch.compiler.is_compiling() else 1.0
+    return mapped(right(**arguments), lambda out: off_by(out, scale))
+
+
+class LostInACopy:
+    """What it was set up with is kept by the identity of the object: a copy is off by an eighth."""
+
+    def __init__(self, right: Implementation) -> None:
+        functools.update_wrapper(self, right)
+        self.right, self.known = right, {id(self)}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        scale = 1.0 if id(self) in self.known else 1.125
+        return mapped(self.right(*args, **kwargs), lambda out: off_by(out, scale))
+
+
+class BrokenByTo(torch.nn.Module):
+    """`.to()` sets its scale up anew, an eighth too large."""
+
+    def __init__(self, right: Implementation) -> None:
+        super().__init__()
+        functools.update_wrapper(self, right)
+        self.right, self.scale = right, 1.0
+
+    def to(self, *args: Any, **kwargs: Any) -> BrokenByTo:
+        self.scale = 1.125
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return mapped(self.right(*args, **kwargs), lambda out: off_by(out, self.scale))
+
+
+OBJECTS = {"conduct_lost_in_a_copy": LostInACopy, "conduct_broken_by_to": BrokenByTo}
 STATELESS = (wrong_type, input_overwritten, last_element_unwritten, default_dtype_changed, strides_ignored,
-             wrong_without_gradients)
-STATEFUL = (every_second_call, remembered_by_shape)
+             wrong_without_gradients, wrong_when_compiled)
+STATEFUL = (every_second_call, remembered_by_shape, smaller_batch_after_larger, remembered_by_content)
+OF_A_BATCH = (smaller_batch_after_larger, remembered_by_content)
+BATCHES = ("softmax", "attention", "blockwise_attention", "paged_attention", "multi_head_attention", "rotary", "layer_norm",
+           "rms_norm", "feed_forward", "gated_feed_forward", "embedding", "unembedding", "patchify")
 NEED_A_TENSOR = (input_overwritten, strides_ignored, remembered_by_shape)
 WITHOUT_TENSORS = ("alibi",)  # three numbers decide everything, and the shape of the result tells them
 
@@ -132,7 +189,13 @@ def _plant_all() -> None:
         for change in (*STATELESS, *STATEFUL):
             if kind.name in WITHOUT_TENSORS and change in NEED_A_TENSOR:
                 continue
+            if kind.name not in BATCHES and change in OF_A_BATCH:
+                continue
             plant(kind.name, right, change, stateful=change in STATEFUL)
+        for name, sort in OBJECTS.items():
+            made = sort(right)
+            made.__name__ = name
+            fault(kind.name, summary=inspect.getdoc(sort) or "")(made)
 
 
 _plant_all()

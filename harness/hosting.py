@@ -33,6 +33,8 @@ class Call:
     grad_mode: bool = True
     fill_empty: bool = False
     instance: int = 0  # 0 the original, n > 0 made (or copied) anew, n < 0 a deep copy of instance -n - 1
+    moved: bool = False  # after `.to(device)`, where it is a module
+    compiled: bool = False  # compiled by torch, graph breaks allowed
     method: str = ""  # kinds with a factory: method or attribute of the object ("step", "vocab_size")
     seed: int = 0  # kinds with a factory that takes a seed
     keep: tuple[int, ...] = ()  # outputs that stay in the host (caches): they come back as `Handle`

@@ -22,6 +22,8 @@ class Property:
     conventions: only for implementations with these values. dtypes: only these (None: those declared).
     statistical: share of false alarms of one decision (None: it does not draw).
     examples: how many to draw instead of the profile's number.
+    invariance: the column that it fills in the grid of what must not matter ("strides", "batch split", …).
+    deep: planned by the profile deep, or where it is named.
     """
 
     id: str
@@ -40,6 +42,8 @@ class Property:
     dtypes: tuple[str, ...] | None = None
     statistical: float | None = None
     examples: int | None = None
+    invariance: str = ""
+    deep: bool = False
 
     def holds_for(self, conventions: Mapping[str, Any]) -> bool:
         """Whether it speaks of an implementation with these conventions: each has its value, or one of several."""
@@ -61,7 +65,7 @@ class Specification:
         self, *statements: str, kills: Iterable[str] = (), rests_on: Iterable[Callable[..., Any] | str] = (),
         needs: Iterable[str] = (), given: Mapping[str, Any] | None = None, gradient: bool = False,
         conventions: Mapping[str, Any] | None = None, dtypes: Iterable[str] | None = None,
-        statistical: float | None = None, examples: int | None = None,
+        statistical: float | None = None, examples: int | None = None, invariance: str = "", deep: bool = False,
     ) -> Callable[[Body], Body]:
         """Register the function as a property of this kind; it comes back unchanged."""
         def register(function: Body) -> Body:
@@ -72,7 +76,8 @@ class Specification:
                 tuple(self._fault(fault) for fault in _names(id, "kills", kills)), self.cases,
                 rests_on=tuple(self._rest(id, other) for other in rests_on), needs=_plain(needs),
                 given=dict(given or {}), gradient=gradient, conventions=dict(conventions or {}),
-                dtypes=None if dtypes is None else _plain(dtypes), statistical=statistical, examples=examples))
+                dtypes=None if dtypes is None else _plain(dtypes), statistical=statistical, examples=examples,
+                invariance=invariance, deep=deep))
             return function
         return register
 

@@ -106,6 +106,8 @@ class Under:
     grad_mode: bool = True
     fill_empty: bool = False
     instance: int = 0
+    moved: bool = False
+    compiled: bool = False
 
 
 class Subject:
@@ -130,7 +132,7 @@ class Subject:
                                             upstream_layout=example.configuration.layout)
 
     def under(self, **changes: Any) -> Subject:
-        """The same implementation, called under other circumstances (layouts, grad_mode, fill_empty, instance)."""
+        """The same implementation, called under other circumstances: fields of `Under`."""
         return Subject(self.declaration, self.host, self.dtype, self.example, device=self.device,
                        evaluations=self.evaluations, under=replace(self.circumstances, **changes))
 
@@ -306,7 +308,7 @@ class Subject:
             self.kind.name, self.declaration.name, taken, device=self.device,
             layouts={name: layout for name, layout in under.layouts.items() if name in taken}, wrt=wrt, upstream=upstream,
             upstream_layout=under.upstream_layout, grad_mode=under.grad_mode, fill_empty=under.fill_empty,
-            instance=under.instance, count=count), meanwhile)
+            instance=under.instance, moved=under.moved, compiled=under.compiled, count=count), meanwhile)
 
     def _named(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {**dict(zip(self.kind.arguments, args, strict=False)), **arguments}

@@ -17,6 +17,19 @@ from assay.subject import Subject
 LAYOUTS = ("transposed", "sliced", "offset", "expanded", "head_last")
 Agreement = Callable[[Subject, Example], None]
 
+# Arguments whose first axis holds entries that do not touch each other, each with the least axes at which it has that axis.
+ENTRIES: Mapping[str, Mapping[str, int]] = {
+    "softmax": {"x": 2},
+    "attention": {"q": 4, "k": 4, "v": 4, "mask": 4, "bias": 4},
+    "blockwise_attention": {"q": 4, "k": 4, "v": 4, "mask": 4},
+    "paged_attention": {"q": 3, "block_table": 2, "lengths": 1},
+    "multi_head_attention": {"x": 3, "context": 3, "values": 3, "key_mask": 2, "mask": 3, "positions": 2},
+    "rotary": {"x": 4, "positions": 2},
+    "layer_norm": {"x": 2}, "rms_norm": {"x": 2},
+    "feed_forward": {"x": 2}, "gated_feed_forward": {"x": 2},
+    "embedding": {"ids": 2}, "unembedding": {"h": 2}, "patchify": {"image": 4},
+}
+
 
 def formula(subject: Subject, example: Example) -> None:
     """The default agreement: every output lies within its bar of the formula."""
@@ -51,18 +64,33 @@ def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tup
     add("inputs", "inputs_are_left_unchanged", _inputs, "Arguments, and the memory around them, are as before after the call.",
         ("conduct_input_overwritten",))
     add("repeats", "same_call_gives_same_result", _repeats, "The same call gives the same result, also between other calls.",
-        ("conduct_every_second_call",), conventions={"repeatability": "bitwise"})
+        ("conduct_every_second_call",), conventions={"repeatability": "bitwise"}, invariance="repeat")
     add("unwritten", "every_element_is_written", _written, "No element of a result is left as the memory happened to be.",
         ("conduct_last_element_unwritten",))
     add("state", "global_state_is_left_alone", _state, "Random state, default type, gradient mode, threads, environment, working "
         "directory and torch itself are as before.", ("conduct_default_dtype_changed",))
     add("layouts", "memory_layout_does_not_matter", _layouts(agree), "Transposed, sliced, offset and expanded inputs give what "
-        "contiguous ones give.", ("conduct_strides_ignored",), needs=("strided",), rests_on=(ids["form"], formula_id))
+        "contiguous ones give.", ("conduct_strides_ignored",), needs=("strided",), rests_on=(ids["form"], formula_id),
+        invariance="strides")
     add("history", "earlier_calls_do_not_matter", _history(agree, spec.cases),
         "A call with other values of the same shapes gives the result for those values.",
-        ("conduct_remembered_by_shape",), rests_on=(ids["form"], formula_id))
+        ("conduct_remembered_by_shape",), rests_on=(ids["form"], formula_id), invariance="order of calls")
     add("recording", "recording_gradients_does_not_matter", _recording(agree), "The result is right with gradients recorded and "
-        "without.", ("conduct_wrong_without_gradients",), rests_on=(ids["form"], formula_id))
+        "without.", ("conduct_wrong_without_gradients",), rests_on=(ids["form"], formula_id), invariance="grad / no grad")
+    add("copies", "copies_compute_the_same", _copies(agree), "A deep copy, a second one, and one after .to() are right, and so is "
+        "the original after them; a plain function is its own copy.",
+        ("conduct_lost_in_a_copy", "conduct_broken_by_to"), rests_on=(ids["form"], formula_id), invariance="copy, .to()")
+    if kind in ENTRIES:
+        several = {"B": (2, 3)} if {2, 3} <= set(spec.cases.dims.get("B", ())) else {}
+        add("batch", "splitting_the_batch_does_not_matter", _split(agree, ENTRIES[kind]), "The entries of a batch are right "
+            "together, the first alone, and the others without it.", ("conduct_smaller_batch_after_larger",),
+            rests_on=(ids["form"], formula_id), given=several, invariance="batch split")
+        add("order", "order_of_the_batch_does_not_matter", _rolled(agree, ENTRIES[kind]), "The entries of a batch are right in one "
+            "order and, afterwards, in another.", ("conduct_remembered_by_content",), rests_on=(ids["form"], formula_id),
+            given=several, invariance="permutation")
+    add("compiled", "compiling_does_not_matter", _compiled(agree), "Compiled by torch (what it cannot trace runs as it is) it is "
+        "as right as it is eagerly.", ("conduct_wrong_when_compiled",), rests_on=(ids["form"], formula_id), examples=0,
+        invariance="eager / compiled", deep=True)
     return ids
 
 
@@ -180,4 +208,50 @@ def _recording(agree: Agreement) -> Agreement:
     def body(subject: Subject, example: Example) -> None:
         for grad_mode in (True, False):
             agree(subject.under(grad_mode=grad_mode), example)
+    return body
+
+
+def _copies(agree: Agreement) -> Agreement:
+    def body(subject: Subject, example: Example) -> None:
+        for other in (subject.under(instance=-1), subject.under(instance=1), subject.under(moved=True), subject):
+            agree(other, example)
+    return body
+
+
+def _entries(example: Example, axes: Mapping[str, int]) -> Mapping[str, torch.Tensor]:
+    """The arguments with an axis of entries; NotExercisedError where that has fewer than two."""
+    found = {name: example[name] for name in axes if isinstance(example.arguments.get(name), torch.Tensor)}
+    size = next(iter(found.values())).shape[:1]
+    held = {name: one for name, one in found.items() if one.dim() >= axes[name] and one.shape[:1] == size}
+    normalised = "dim" in example.arguments and example["dim"] % next(iter(found.values())).dim() == 0  # softmax over that axis
+    if len(size) == 0 or size[0] < 2 or next(iter(found)) not in held or normalised:
+        raise NotExercisedError("no batch of two entries or more was drawn")
+    return held
+
+
+def _split(agree: Agreement, axes: Mapping[str, int]) -> Agreement:
+    def body(subject: Subject, example: Example) -> None:
+        held = _entries(example, axes)
+        if {"B", "T", "N"} & set(subject.declaration.limits):
+            raise NotExercisedError("it declares limits on the batch")
+        for part in (slice(None), slice(1), slice(1, None)):
+            agree(subject, example.but(**{name: one[part] for name, one in held.items()}))
+    return body
+
+
+def _rolled(agree: Agreement, axes: Mapping[str, int]) -> Agreement:
+    def body(subject: Subject, example: Example) -> None:
+        held = _entries(example, axes)
+        for shift in (0, 1):
+            agree(subject, example.but(**{name: one.roll(shift, 0) for name, one in held.items()}))
+    return body
+
+
+def _compiled(agree: Agreement) -> Agreement:
+    def body(subject: Subject, example: Example) -> None:
+        compiled = subject.under(compiled=True)
+        told = compiled.attempt(**example).refusal
+        if told is not None and subject.attempt(**example).refusal is None:
+            raise NotExercisedError(f"torch.compile does not take it: {told.type}: {told.message.partition(chr(10))[0][:120]}")
+        agree(compiled, example)
     return body

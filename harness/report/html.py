@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from assay.report import failure, overview
+from assay.report import failure, invariances, overview
 from assay.report.charts import histogram, ratio_bar
 from assay.report.jsonl import Report
 from assay.report.status import LOOKS, ORDER, plural, short, worst
@@ -79,7 +79,8 @@ def render(report: Report) -> str:
         title=overview.verdict_sentence(report), tone=_tone(report), statuses=_statuses(results), anchors=anchors,
         failures=groups[:FAILURES_IN_FULL], listed=[one for one in listed if one["id"] in anchors],
         unlisted=len(wrong) - len(anchors), gaps=gaps[:GAPS], more_gaps=max(0, len(gaps) - GAPS),
-        left_out=_left_out(report), matrix=overview.matrix(report, results), charts=_charts(results),
+        left_out=_left_out(report), matrix=overview.matrix(report, results),
+        grid=invariances.grid(report, results), charts=_charts(results),
         kinds=_properties(report, results, anchors), statement_texts=report.plan["statements"],
         looks=LOOKS, order=ORDER,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from assay.report import failure, overview
+from assay.report import failure, invariances, overview
 from assay.report.jsonl import Report
 from assay.report.status import ORDER, mark, plural, worst
 from assay.run.events import Json
@@ -44,7 +44,8 @@ def render(report: Report) -> str:
         f"{found.examples['not_supported']:,} not supported.", "",
         f"{escape(header['command'])} · seed {header['seed']} · assay {escape(header['assay'])} · "
         f"{escape(header['started'])}", "",
-        *_failures(report), *_gaps(report, results), *_implementations(results), *_environment(report),
+        *_failures(report), *_gaps(report, results), *_implementations(results),
+        *_invariances(report, results), *_environment(report),
     ]
     return "\n".join(lines)
 
@@ -80,6 +81,18 @@ def _implementations(results: Sequence[Json]) -> list[str]:
         for (kind, name), found in list(groups.items())[:IMPLEMENTATIONS]
     ]
     return ["## Implementations", "", *table(("Kind", "Implementation", "Worst", "Cases"), rows), ""]
+
+
+def _invariances(report: Report, results: Sequence[Json]) -> list[str]:
+    """One line an implementation, one column for each circumstance that must not matter."""
+    found = invariances.grid(report, results)
+    if not found.rows:
+        return []
+    rows = [
+        (kind, name, *(mark(cells[column].status) if column in cells else "" for column in found.columns))
+        for (kind, name), cells in list(found.rows.items())[:IMPLEMENTATIONS]
+    ]
+    return ["## Invariances", "", *table(("Kind", "Implementation", *map(escape, found.columns)), rows), ""]
 
 
 def _environment(report: Report) -> list[str]:

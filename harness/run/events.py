@@ -106,6 +106,7 @@ class PropertyInfo(TypedDict, total=False):
     rests_on: list[str]
     tolerance: str  # where the tolerance comes from
     source: str
+    invariance: str  # the column of the grid of invariances that it fills
 
 
 class Shard(TypedDict):

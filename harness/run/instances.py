@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from assay.compiling import Compiled
 from assay.contract.declaration import Declaration
 from assay.contract.kinds import KINDS
 from assay.errors import HarnessError
@@ -71,11 +72,16 @@ class Instances:
         """The original, another made by the factory (n > 0), or a deep copy (n < 0, or where there is no factory)."""
         function, factory = declaration.function, KINDS[call.kind].factory
         assert function is not None
-        if not factory and call.instance == 0:
+        if not factory and call.instance == 0 and not call.moved and not call.compiled:
             return function
-        key = (call.kind, call.implementation, call.device, call.seed, call.instance)
+        key = (call.kind, call.implementation, call.device, call.seed, call.instance, call.moved, call.compiled)
         if key not in self._objects:
-            if call.instance < 0:
+            if call.compiled:
+                made = Compiled(self._instance(replace(call, compiled=False), declaration), "aot_eager", whole=False)
+            elif call.moved:
+                made = _copied(self._instance(replace(call, moved=False), declaration))
+                made = made.to(call.device) if isinstance(made, torch.nn.Module) else made
+            elif call.instance < 0:
                 made = _copied(self._instance(replace(call, instance=-call.instance - 1), declaration))
             elif factory:
                 # A factory may seed the global generators, which is how models are made; calls of the model may not.

@@ -39,6 +39,8 @@ class Selection:
     only: tuple[str, ...] = ()  # statement, property, property name or case ids
     devices: tuple[str, ...] = ("cpu",)
     dtypes: tuple[str, ...] = ()  # empty: those declared
+    held: frozenset[tuple[str, str]] = frozenset()  # kind and name of implementations for the profile deep, or when named
+    deep: bool = True  # whether properties for the profile deep are planned; those that `only` names always are
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,10 @@ def make_plan(declarations: Sequence[Declaration], properties: Sequence[Property
             reason = why_not(prop, declaration)
             if reason:
                 left_out.append({"property": prop.id, "implementation": declaration.name, "reason": reason})
+                continue
+            if (declaration.kind, declaration.name) in selection.held or (prop.deep and not selection.deep and not selection.only):
+                left_out.append({"property": prop.id, "implementation": declaration.name, "status": "not-exercised",
+                                 "reason": "takes long: planned by the profile deep, or where it is named"})
                 continue
             cases += _cases(prop, declaration, selection, left_out)
     wanted = [case for case in cases if _case_chosen(case, selection.only)]
@@ -159,7 +165,8 @@ def shard_of(cases: Sequence[CaseSpec], index: int, count: int, costs: Mapping[s
 def details(properties: Iterable[Property]) -> dict[str, dict[str, Any]]:
     """What the report's plan tells once about each property."""
     return {prop.id: {"sentence": prop.sentence, "statements": list(prop.statements), "kind": prop.kind,
-                      "rests_on": list(prop.rests_on), "tolerance": _tolerance(prop)} for prop in properties}
+                      "rests_on": list(prop.rests_on), "tolerance": _tolerance(prop),
+                      **({"invariance": prop.invariance} if prop.invariance else {})} for prop in properties}
 
 
 def _tolerance(prop: Property) -> str:

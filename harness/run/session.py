@@ -4,7 +4,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from assay.run.resuming import keep
 from assay.run.verdicts import Verdicts
 from assay.run.waivers import Register, Waiver
 
+ALL = "--all"  # the target that stands for everything built in
 Runner = Callable[[Sequence[Job]], Iterator[dict[str, Any]]]
 
 
@@ -114,7 +115,7 @@ class Session:
     def _resolve(self, name: str | None) -> list[Target]:
         kind, never = self.request.kind, self.request.isolate == "never"
         if name is None:
-            return [Target("--all", kind, False, tuple(registry.declarations(kind)))]
+            return [Target(ALL, kind, False, tuple(registry.declarations(kind)))]
         if "/" not in name and not name.endswith(".py") and self.request.isolate != "always":
             built_in = [made for made in registry.declarations(kind) if made.builtin and made.name == name]
             if built_in:
@@ -145,7 +146,10 @@ class Session:
         declarations = [declaration for target in targets for declaration in target.declarations]
         kinds = {declaration.kind for declaration in declarations}
         properties = registry.properties()
-        planned = make_plan(declarations, properties, with_devices(self.request.selection))
+        deep = self.request.settings.profile == "deep"
+        held = {(one.kind, one.name) for target in targets for one in target.declarations if one.deep and target.name == ALL}
+        selection = replace(with_devices(self.request.selection), deep=deep, held=frozenset(() if deep else held))
+        planned = make_plan(declarations, properties, selection)
         if self.request.selection.only and declarations and not planned.cases and not planned.left_out:
             raise UsageError(f"only={', '.join(self.request.selection.only)} names nothing of kind "
                              f"{', '.join(sorted(kinds))}; `assay list properties` lists what there is")

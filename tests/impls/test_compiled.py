@@ -1,0 +1,95 @@
+"""The compiled references: a graph really runs, and a call that none served is not exercised, never passed off, never a fail."""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from assay import registry
+from assay.compiling import Compiled, missing_compiler
+from assay.errors import NotExercisedError
+from assay.run.judge import Settings
+from assay.run.judging import Bench
+from assay.run.plan import CaseSpec, Selection, make_plan
+
+
+def halved(x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+    return torch.exp(x) / 2 * scale
+
+
+@torch.compiler.disable
+def hidden(x: torch.Tensor) -> torch.Tensor:
+    return halved(x)
+
+
+def test_every_call_runs_a_graph_and_shapes_share_graphs_after_the_first() -> None:
+    compiled = Compiled(halved, "aot_eager", shapes=2)
+    for calls, size in enumerate((2, 3, 4, 5, 6, 7), 1):
+        x = torch.linspace(-1, 1, size)
+        assert torch.equal(compiled(x), halved(x))
+        assert compiled.ran == calls
+    assert compiled.graphs == 3  # two shapes of their own, then one graph with the size as a symbol
+
+
+def test_gradients_come_through() -> None:
+    x = torch.linspace(-1, 1, 5, requires_grad=True)
+    Compiled(halved, "aot_eager")(x).sum().backward()
+    assert torch.equal(x.grad, halved(x.detach()))
+
+
+def test_the_recompile_limit_is_told_and_never_a_silent_fallback() -> None:
+    compiled = Compiled(halved, "aot_eager", shapes=0, limit=1)
+    compiled(torch.ones(3))
+    with pytest.raises(NotExercisedError, match="recompile limit"):
+        compiled(torch.ones(3, requires_grad=True))  # another graph of the same options
+
+
+def test_a_call_without_a_graph_is_not_exercised() -> None:
+    with pytest.raises(NotExercisedError, match="no compiled graph ran"):
+        Compiled(lambda x: hidden(x), "aot_eager", whole=False)(torch.ones(3))
+
+
+def test_a_fallback_makes_the_case_not_exercised(monkeypatch: pytest.MonkeyPatch) -> None:
+    from assay.impls import compiled as bridges
+
+    made = next(one for one in registry.declarations("softmax") if one.name == "compiled-aot-softmax")
+    monkeypatch.setitem(bridges.AOT, "softmax", Compiled(bridges.AOT["softmax"].function, "aot_eager", shapes=0, limit=1))
+    bench = Bench([{"isolated": False, "declarations": [made.to_json()]}], Settings(profile="quick"), None)
+    case = CaseSpec("softmax/recording_gradients_does_not_matter", "softmax", made.name, "cpu", "float32")
+    found = bench.run(case)
+    assert (found["status"], found["counterexample"]) == ("not-exercised", None), found["message"]
+    assert "recompile limit" in found["message"]
+
+
+def test_only_bridges_of_ours_may_say_that_a_path_was_not_taken() -> None:
+    """Anyone else's is not supported, which counts as open."""
+    def absent(x: torch.Tensor, *, dim: int = -1) -> Any:
+        raise NotExercisedError("never")
+
+    from assay.contract.declaration import declare
+    made = declare("softmax", absent, name="absent")
+    bench = Bench([{"isolated": False, "declarations": [], "declared": [made]}], Settings(profile="quick"), None)
+    found = bench.run(CaseSpec("softmax/output_is_the_formula", "softmax", "absent", "cpu", "float32"))
+    assert found["status"] == "not-supported"
+
+
+def test_inductor_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "no-such-compiler" in missing_compiler("inductor") and not missing_compiler("aot_eager")
+    with pytest.raises(NotImplementedError, match="C\\+\\+"):
+        Compiled(halved, "inductor")(torch.ones(3))
+
+
+def test_inductor_is_planned_where_named_or_by_the_profile_deep() -> None:
+    made = [one for one in registry.declarations("softmax") if one.deep]
+    assert [one.name for one in made] == ["compiled-inductor-softmax"]
+    properties = registry.properties("softmax")
+    held = Selection(held=frozenset({("softmax", "compiled-inductor-softmax")}), deep=False)
+    without = make_plan(made, properties, held)
+    assert not without.cases
+    assert {one["status"] for one in without.left_out if "takes long" in one["reason"]} == {"not-exercised"}
+    named = make_plan(made, properties, Selection(deep=False))
+    assert named.cases and all("compiling" not in case.property for case in named.cases)
+    assert make_plan([replace(made[0], deep=False)], properties, Selection(deep=False, only=("compiling_does_not_matter",))).cases
