@@ -24,7 +24,8 @@ Example = Mapping[str, Any]
 # These turn angles or norms into float32 whatever they are given.
 FLOAT32_INSIDE = ("hf-llama-rms-norm", "hf-llama-rotary", "hf-gpt-neox-rotary", "hf-cohere-rotary", "hf-gptj-rotary",
                   "rotary-embedding-torch", "hf-llama-eager",
-                  "hf-mixtral-router", "hf-mixtral-moe")
+                  "hf-mixtral-router", "hf-mixtral-moe", "hf-deepseek-v3-router", "hf-mixtral-load-balancing",
+                  "hf-switch-load-balancing")
 
 
 class Draw:
@@ -61,6 +62,33 @@ def attention(d: Draw) -> Iterator[Example]:
     yield {"q": d(1, 1, 1, 1), "k": d(1, 1, 1, 1), "v": d(1, 1, 1, 1)}
     yield {"q": d(1, 2, 4, 8), "k": d(1, 2, 2, 8), "v": d(1, 2, 2, 8), "causal": True}  # the first two rows see nothing
     yield {"q": d(1, 4, 1, 8), "k": d(1, 2, 6, 8), "v": d(1, 2, 6, 8), "mask": d.mask(1, 4, 1, 6)}
+
+
+def sink_attention(d: Draw) -> Iterator[Example]:
+    long: Example = {"q": d(2, 4, 5, 8), "k": d(2, 2, 9, 8), "v": d(2, 2, 9, 3), "sinks": d(4)}
+    yield from (long, {**long, "causal": True}, {**long, "window": 3, "scale": 0.3})
+    yield {"q": d(1, 2, 4, 8), "k": d(1, 2, 2, 8), "v": d(1, 2, 2, 8), "sinks": d(2), "causal": True}
+
+
+def packed_attention(d: Draw) -> Iterator[Example]:
+    bounds = torch.tensor([0, 3, 4, 9], dtype=torch.int32)
+    same: Example = {"q": d(9, 4, 8), "k": d(9, 4, 8), "v": d(9, 4, 8), "cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
+    yield from (same, {**same, "scale": 0.3}, {**same, "causal": True})
+    yield {**same, "k": d(9, 2, 8), "v": d(9, 2, 3), "causal": True}
+    yield {**same, "k": d(7, 4, 8), "v": d(7, 4, 8), "cu_seqlens_k": torch.tensor([0, 1, 5, 7], dtype=torch.int32)}
+
+
+def sigmoid_router(d: Draw) -> Iterator[Example]:
+    """One expert a token where the order of several is free."""
+    plain: Example = {"logits": d(6, 8), "bias": d(8), "top_k": 1}
+    yield from (plain, {**plain, "normalize": False, "scale": 2.5})
+    yield {**plain, "n_groups": 4, "top_groups": 2, "normalize": False}
+
+
+def load_balancing_loss(d: Draw) -> Iterator[Example]:
+    logits = d(7, 5)
+    best: Example = {"logits": logits, "indices": logits.topk(2, -1).indices}
+    yield from (best, {**best, "mask": torch.arange(7) < 4})
 
 
 def softmax(d: Draw) -> Iterator[Example]:
@@ -159,6 +187,9 @@ EXAMPLES = {
     "router": lambda d: iter([{"x": d(6, 5), "w_router": d(8, 5), "top_k": k} for k in (1, 2, 8)]),
     "patchify": lambda d: iter([{"image": d(2, 3, 4, 6), "patch_size": p} for p in (1, 2)]),
     "preference_loss": lambda d: iter([{"r_chosen": d(5), "r_rejected": d(5)}]),
+    "sink_attention": sink_attention, "packed_attention": packed_attention, "sigmoid_router": sigmoid_router,
+    "load_balancing_loss": load_balancing_loss,
+    "router_z_loss": lambda d: iter([{"logits": d(6, 4)}, {"logits": d(3, 5), "mask": torch.tensor([True, False, True])}]),
 }
 # What is random is seen in what it must leave alone: the specification judges the distribution.
 RANDOM = {
@@ -171,7 +202,8 @@ RANDOM = {
 
 def built_in() -> list[Declaration]:
     """What this folder is about."""
-    return [made for made in registry.declarations() if made.builtin and made.name != "reference"]
+    # Those of the profile deep write and build C++ for each example, half a minute each.
+    return [made for made in registry.declarations() if made.builtin and made.name != "reference" and not made.deep]
 
 
 def asks_too_much(made: Declaration, example: Example) -> bool:

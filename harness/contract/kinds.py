@@ -22,9 +22,9 @@ REQUIRED: Final = _Required()
 FEATURES: Final[tuple[str, ...]] = (
     "mask", "bias", "causal", "window", "two_sided_window", "negative_positions", "scale", "softcap", "gqa",
     "empty_rows", "value_width", "cross_lengths", "gradients", "half_precision", "strided", "padding", "left_padding",
-    "cache", "chunks", "beams", "empty", "long_positions",
+    "cache", "chunks", "beams", "empty", "long_positions", "loss", "saving", "kernels",
 )
-OFFERS: Final[tuple[str, ...]] = ("two_sided_window", "negative_positions")
+OFFERS: Final[tuple[str, ...]] = ("two_sided_window", "negative_positions", "loss", "saving", "kernels")
 
 _EVERYWHERE = frozenset({"half_precision", "strided", "empty"})
 
@@ -200,7 +200,7 @@ def _model_kinds() -> list[Kind]:
               {**_LAYER, "src_mask": None, "tgt_mask": None}, wrt="params", features=f"{layer} cross_lengths",
               conventions=f"positions {_EXPERTS}", outputs="logits"),
         _kind("causal_lm", "A causal language model, made by a factory.", "", {"seed": REQUIRED},
-              features="gradients mask padding left_padding cache chunks beams", conventions=f"positions {_EXPERTS}",
+              features="gradients mask padding left_padding cache chunks beams loss saving kernels", conventions=f"positions {_EXPERTS}",
               outputs="logits", factory=True),
         _kind("tokenizer", "Text to ids and back, made by a factory.", "", features="padding left_padding",
               conventions="", outputs="object", factory=True),
@@ -217,6 +217,13 @@ def _further_kinds() -> list[Kind]:
         _kind("packed_attention", "Attention of sequences that lie end to end, without padding.",
               "q k v cu_seqlens_q cu_seqlens_k", {"causal": False, "scale": None}, wrt="q k v",
               conventions=f"causal_alignment {_ROWS}", features="causal scale gqa empty_rows value_width cross_lengths"),
+        _kind("sigmoid_router", "Experts chosen by sigmoid score plus a balancing bias, weighed without it.", "logits bias",
+              {"top_k": REQUIRED, "n_groups": 1, "top_groups": 1, "normalize": True, "scale": 1.0}, wrt="logits",
+              outputs="weights indices", widenable="weights"),
+        _kind("load_balancing_loss", "How unevenly a router spreads its tokens.", "logits indices", {"mask": None}, wrt="logits",
+              features="mask padding", outputs="loss", widenable="loss"),
+        _kind("router_z_loss", "How large a router's logits grow.", "logits", {"mask": None}, wrt="logits",
+              features="mask padding", outputs="loss", widenable="loss"),
     ]
 
 
