@@ -245,8 +245,7 @@ def _references() -> tuple[Declaration, ...]:
 def _built_in() -> tuple[Declaration, ...]:
     """What `assay.impls` declares; a module whose optional library is missing is noted and left out."""
     for name in _modules("assay.impls"):
-        needs = _requires(name)
-        missing = [library for library in needs if importlib.util.find_spec(library) is None]
+        needs, missing = _requires(name), missing_libraries(name)
         if missing:
             _UNAVAILABLE.append((name, f"needs {', '.join(missing)}, not installed"))
             continue
@@ -274,6 +273,11 @@ def _installed() -> tuple[Declaration, ...]:
             continue
         found.extend(collection)
     return tuple(found)
+
+
+def missing_libraries(module: str) -> list[str]:
+    """Those of a module's optional libraries that are not installed."""
+    return [library for library in _requires(module) if importlib.util.find_spec(library) is None]
 
 
 def _requires(module: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from assay.ledger import fact, identical
 from assay.numbers.bound import Bounded
 from assay.properties import CONDUCT, Specification
 from assay.spec.causal_lm_cases import Model, ModelCases, model_of, same
+from assay.spec.causal_lm_programs import program
 from assay.subject import Subject
 
 spec = Specification("causal_lm", ModelCases())
@@ -121,6 +122,18 @@ def copied_caches_continue_apart(lm: Subject, example: Example) -> None:
         assert left == right
 
 
+@spec.holds("KV-1", CONDUCT, kills=("memory_of_two_sequences", "cache_in_model", "positions_restart", "cache_hidden",
+                                    "longest_remembered"), needs=("cache",), given={"T": lambda size: size > 3},
+            rests_on=(steps_with_a_cache_give_what_one_pass_gives,), conventions=KEEPS, examples=6)
+def any_sequence_of_cache_operations_gives_what_one_pass_gives(lm: Subject, example: Example) -> None:
+    """Sequences begun, continued, forked and begun anew in any order, with full passes between: each has the logits of one pass."""
+    drawn = program(model_of(lm, example), example)
+    for line in drawn.run():
+        mask = drawn.mask(line.ids)
+        left, right = same(torch.cat(line.logits, 1), drawn.model.measured(line.ids, mask), mask)
+        assert left == right
+
+
 @spec.holds("GEN-6", kills=("positions_restart", "cache_hidden"), needs=("cache",),
             rests_on=(logits_score_every_word,), given={"B": 1, "T": (4, 5, 8), "padding": "none"}, conventions=KEEPS, examples=6)
 def greedy_generation_agrees_with_and_without_cache(lm: Subject, example: Example) -> None:
@@ -202,7 +215,7 @@ def left_padding_moves_nothing(lm: Subject, example: Example) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ state and refusals
-@spec.holds(CONDUCT, kills=("seed_ignored",), rests_on=(logits_score_every_word,), given={"padding": "none"},
+@spec.holds(CONDUCT, kills=("seed_ignored",), needs=("seed",), rests_on=(logits_score_every_word,), given={"padding": "none"},
             conventions={"repeatability": "bitwise"})
 def the_seed_decides_the_weights(lm: Subject, example: Example) -> None:
     """Models made with one seed give the same logits; another seed gives others."""

@@ -24,8 +24,10 @@ from assay.contract.kinds import quoted, unknown
 from assay.errors import UsageError
 
 LONGEST_MESSAGE = 300
+SCHEMES = {"hf": "assay.impls.hf_causal_lm"}  # what a target may begin with -> the module whose `resolve` knows the rest
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_WAYS = "a file path.py or path.py:NAME, package.module:OBJECT with --kind, or the name of a built-in implementation"
+_WAYS = "a file path.py or path.py:NAME, package.module:OBJECT with --kind, hf:MODEL_TYPE, hf:./FOLDER, or the name of a built-in " \
+        "implementation"
 
 
 def load(target: str | Callable[..., Any], kind: str | None = None) -> list[Declaration]:
@@ -34,8 +36,9 @@ def load(target: str | Callable[..., Any], kind: str | None = None) -> list[Decl
         kind_named(kind)
     if not isinstance(target, str):
         return [_of_object(target, kind, _name_of(target), list(registry.declarations(kind)), "this process")]
-    if target.startswith("hf:"):
-        raise UsageError(f"target={quoted(target)} is not supported by this version; give {_WAYS}")
+    scheme, colon, rest = target.partition(":")
+    if colon and scheme in SCHEMES:
+        return _from_scheme(scheme, rest, kind)
     head, _, tail = target.rpartition(":")
     if head.endswith(".py") and not os.path.exists(target):
         return _from_file(head, tail, kind)
@@ -58,6 +61,15 @@ def _built_in(name: str, kind: str | None) -> list[Declaration]:
         missing = [f"{module}: {reason}" for module, reason in registry.unavailable() if name in module]
         more = f"; {missing[0]}" if missing else ""
         raise UsageError(f"{unknown('implementation', name, {made.name for made in known})}{more}; or give {_WAYS}")
+    return found
+
+
+def _from_scheme(scheme: str, rest: str, kind: str | None) -> list[Declaration]:
+    """What a bridge to a library of whole models declares."""
+    missing = registry.missing_libraries(SCHEMES[scheme])
+    if missing:
+        raise UsageError(f"target={quoted(f'{scheme}:{rest}')} needs {', '.join(missing)}, not installed; install assay[thirdparty]")
+    found: list[Declaration] = importlib.import_module(SCHEMES[scheme]).resolve(rest, kind)
     return found
 
 

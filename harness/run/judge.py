@@ -41,6 +41,7 @@ class Settings:
     timeout: float = 60.0
     shrink_tries: int = SHRINK_TRIES  # the doctor asks whether there is a failure, not for the smallest
     evaluations_kept: int = CACHED
+    most: int | None = None  # examples a case at most, those of the boundary first: an audit of many models looks once at each
 
 
 @dataclass
@@ -251,7 +252,7 @@ class Trial:
         """The boundary examples, then hypothesis'; stops at the first wrong one."""
         tally = Tally()
         cases, claims, given = self.prop.cases, self.declaration, self.prop.given
-        for configuration in cases.boundary(claims, given):
+        for configuration in cases.boundary(claims, given)[: self.judge.settings.most]:
             tried = self.run(configuration)
             tally.add(tried)
             if tried.outcome == "wrong":
@@ -260,7 +261,9 @@ class Trial:
 
     def _draw(self, tally: Tally) -> Tried | None:
         wanted = self.prop.examples if self.prop.examples is not None else DRAWN[self.judge.settings.profile]
-        if wanted == 0:
+        if self.judge.settings.most is not None:
+            wanted = min(wanted, self.judge.settings.most - tally.total)
+        if wanted <= 0:
             return None
         found: list[Tried] = []
 
