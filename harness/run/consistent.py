@@ -23,6 +23,7 @@ from assay.run.hosts import LocalHost
 from assay.subject import Subject
 
 TRIES = 450  # calls of alternatives for one failure
+LARGEST = 1 << 15  # elements of all arguments of a call that is compared
 CALLS = 4  # of one example that are compared; those that are wrong come first
 HERE = 2  # alternatives at most that are told although they fit the failing examples alone
 TOLD = 3  # alternatives that are named; of more, how many
@@ -90,12 +91,21 @@ def heard(subject: Subject, exchanges: Sequence[tuple[Call, Answer]]) -> list[He
     """The calls of one example that were answered and that the formula speaks of, the wrong and small ones first."""
     found = []
     for call, answer in exchanges:
-        if answer.refusal is not None or call.method or call.count or _holds_handle(call.arguments):
+        size = sum(map(elements, call.arguments.values()))
+        if answer.refusal is not None or call.method or call.count or _holds_handle(call.arguments) or size > LARGEST:
             continue
         one = hear(subject, call, answer)
         if one is not None:
             found.append(one)
     return sorted(found, key=lambda one: (not one.wrong, sum(t.numel() for t in one.got.values())))[:CALLS]
+
+
+def elements(value: Any) -> int:
+    """Elements of all tensors of an argument."""
+    if isinstance(value, torch.Tensor):
+        return value.numel()
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return sum(map(elements, items))
 
 
 def _holds_handle(value: Any) -> bool:

@@ -32,7 +32,7 @@ class Atom:
     text: str
     test: Test
     names: tuple[str, ...]  # what it speaks of
-    excluding: bool = False  # it only rules one value out: worth saying where it makes the whole exact, not alone
+    excluding: bool = False  # it rules out single values: worth saying where it makes the whole exact, not alone
 
     def holds(self, configuration: Configuration) -> bool:
         return self.test(facts(configuration))
@@ -164,8 +164,8 @@ def _sizes(name: str, wrong: list[Any], right: list[Any]) -> Iterator[Atom]:
 def _periods(name: str, period: int) -> Iterator[Atom]:
     whole = f"{name} is even" if period == 2 else f"{name} is a multiple of {period}"
     broken = f"{name} is odd" if period == 2 else f"{name} is no multiple of {period}"
-    yield Atom(whole, lambda one: isinstance(one.get(name), int) and one[name] % period == 0, (name,))
-    yield Atom(broken, lambda one: isinstance(one.get(name), int) and one[name] % period != 0, (name,))
+    yield Atom(whole, lambda one: isinstance(one.get(name), int) and one[name] % period == 0, (name,), True)
+    yield Atom(broken, lambda one: isinstance(one.get(name), int) and one[name] % period != 0, (name,), True)
 
 
 def _is_number(value: Any) -> bool:

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from assay.run.consistent import Found, Heard, consistent, heard
+from assay import registry
+from assay.run.consistent import Found, Heard, consistent, elements, heard
 from assay.run.predicates import PROBES, Seen, beyond, neighbours, predicate
 from assay.subject import Subject
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 
 OTHERS = 4  # further examples on which an alternative must fit
 CRASH_PROBES = 6  # each costs a new process
+# What may be spent is counted in calls and elements, not in seconds, so that the same failure is told alike everywhere.
+PROBING, COMPARING = 32.0, 8.0  # for configurations around the smallest one, and for further examples
+ELEMENTS = 2_000  # of all arguments, that cost as much again as the call itself
+SAMPLED = 4  # times what a call costs where the bound is found by many runs of the formula
 NOTHING = Found()
 
 
@@ -49,6 +54,13 @@ def tell(trial: Trial, first: Tried, shrunk: Tried, simplest: Tried) -> Telling:
     return Telling(_when(trial, shrunk), _where(trial, first, simplest), found)
 
 
+def _cost(trial: Trial, tried: Tried) -> float:
+    """What running and judging an example cost: one for a small call."""
+    sizes = [sum(map(elements, call.arguments.values())) for call, _ in tried.exchanges]
+    many = getattr(registry.reference(trial.prop.kind), "BOUND", "") == "sampled"
+    return sum(1 + size / ELEMENTS for size in sizes or [0]) * (SAMPLED if many else 1)
+
+
 def subject_of(trial: Trial, tried: Tried) -> Subject:
     return Subject(trial.declaration, trial.host, trial.dtype, trial.prop.cases.example(tried.configuration, trial.dtype),
                    device=trial.case.device, evaluations=trial.judge.evaluations)
@@ -70,9 +82,13 @@ def _failing(trial: Trial, first: Tried, shrunk: Tried, simplest: Tried) -> Iter
 def _others(trial: Trial, first: Tried, shrunk: Tried) -> Iterator[Sequence[Heard]]:
     """Examples that tell alternatives apart: those that always run."""
     done = {first.configuration.key(), shrunk.configuration.key()}
+    left = COMPARING
     boundary = trial.prop.cases.boundary(trial.declaration, trial.prop.given)
     for configuration in [one for one in boundary if one.key() not in done][-OTHERS:]:
+        if left <= 0:
+            return
         tried = trial.run(configuration)
+        left -= _cost(trial, tried)
         if tried.ended is None and tried.outcome in ("right", "wrong"):
             yield _heard(trial, tried)
 
@@ -88,14 +104,14 @@ def _when(trial: Trial, shrunk: Tried) -> str:
 
 
 def _probe(trial: Trial, picks: Iterator[dict[str, Any]], shrunk: Tried) -> None:
-    left = PROBES if shrunk.ended is None else CRASH_PROBES
+    left, spent = PROBES if shrunk.ended is None else CRASH_PROBES, 0.0
     for picked in picks:
-        if left <= 0:
+        if left <= 0 or spent >= PROBING / 2:
             return
         made = trial.prop.cases.make(picked, shrunk.configuration.seed, trial.declaration, trial.prop.given)
         if made is not None and made.key() not in trial.seen:
             left -= 1
-            trial.run(made)
+            spent += _cost(trial, trial.run(made))
 
 
 def _seen(trial: Trial) -> list[Seen]:
