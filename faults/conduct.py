@@ -154,7 +154,7 @@ class BrokenByTo(torch.nn.Module):
         return mapped(self.right(*args, **kwargs), lambda out: off_by(out, self.scale))
 
 
-OBJECTS = {"conduct_lost_in_a_copy": LostInACopy, "conduct_broken_by_to": BrokenByTo}
+OBJECTS: Mapping[str, Callable[[Implementation], Any]] = {"conduct_lost_in_a_copy": LostInACopy, "conduct_broken_by_to": BrokenByTo}
 STATELESS = (wrong_type, input_overwritten, last_element_unwritten, default_dtype_changed, strides_ignored,
              wrong_without_gradients, wrong_when_compiled)
 STATEFUL = (every_second_call, remembered_by_shape, smaller_batch_after_larger, remembered_by_content)
