@@ -54,7 +54,7 @@ class Compiled:
 
     def _compiled(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Function:
         """What is compiled for this call: each key has graphs of its own, so that none counts against another's limit."""
-        named: dict[int | str, Any] = {**dict(enumerate(arguments)), **options}
+        named: dict[Any, Any] = {**dict(enumerate(arguments)), **options}
         of_set = tuple((name, _sort(one)) for name, one in named.items())
         exact = of_set, tuple(tuple(one.shape) for one in named.values() if isinstance(one, torch.Tensor))
         if exact not in self._made and self._seen[of_set] < self.shapes:
