@@ -264,6 +264,23 @@ class CacheInModel(Model):
         return logits, self.held
 
 
+@planted(fault, "there is memory for two sequences: the third takes that of the first")
+class MemoryOfTwoSequences(Model):
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.held: list[Cache] = []
+
+    def step(self, ids: Tensor, cache: Cache | None, *, mask: Tensor | None = None) -> tuple[Tensor, Cache]:
+        if cache is None:
+            for tensor in self.held.pop(0).values() if len(self.held) == 2 else ():
+                tensor.zero_()
+        logits, grown = super().step(ids, cache, mask=mask)
+        self.held = [grown if one is cache else one for one in self.held]
+        if cache is None:
+            self.held.append(grown)
+        return logits, grown
+
+
 @planted(fault, "the cache keeps bfloat16")
 class CacheInBfloat16(Model):
     def joined(self, old: Tensor | None, new: Tensor) -> Tensor:
