@@ -30,7 +30,7 @@ class Compared:
         return ALIKE.get(self.then, self.then) == ALIKE.get(self.now, self.now)
 
 
-def sample(report: Report, count: int) -> list[Mapping[str, Any]]:
+def sample(report: Report, count: int) -> list[dict[str, Any]]:
     """Planned results in an order by hash of their ids, those that went wrong and those that did not in turns."""
     planned = set(report.plan["cases"])
     able = sorted((one for one in report.results if one["id"] in planned and one["status"] not in ("harness-error", "timeout")),
