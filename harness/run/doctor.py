@@ -88,7 +88,8 @@ class Chosen:
 
 
 def _chosen(kinds: Sequence[str] | None, only: Sequence[str]) -> Chosen:
-    """Properties, faults and benign ways of the kinds; `only` narrows each sort of which it names any."""
+    """Properties, faults and benign ways of the kinds; `only` narrows each sort of which it names any, and where it names
+    properties alone, faults to those that they kill."""
     properties = [prop for prop in registry.properties() if kinds is None or prop.kind in kinds]
     specified = {prop.kind for prop in properties}
     sorts: list[list[Any]] = [properties, [one for one in registry.faults() if one.kind in specified],
@@ -97,6 +98,9 @@ def _chosen(kinds: Sequence[str] | None, only: Sequence[str]) -> Chosen:
     for sort in sorts:
         named = [one for one in sort if one.id in only or one.id.partition("/")[2] in only]
         narrowed.append(tuple(named or sort))
+    if len(narrowed[0]) < len(properties) and len(narrowed[1]) == len(sorts[1]):
+        killed = {id for prop in narrowed[0] for id in prop.kills}
+        narrowed[1] = tuple(one for one in sorts[1] if one.id in killed)
     return Chosen(*narrowed)
 
 
