@@ -22,13 +22,14 @@ KINDS = ("softmax", "attention", "rotary", "layer_norm", "rms_norm")
 VERSION = torch.__version__
 
 
-def compiled(kind: str, backend: str) -> Compiled:
+def compiled(kind: str, backend: str, **options: Any) -> Compiled:
     """The kind's reference, to be compiled whole."""
-    return Compiled(getattr(reference(kind), kind), backend)
+    return Compiled(getattr(reference(kind), kind), backend, **options)
 
 
 AOT = {kind: compiled(kind, "aot_eager") for kind in KINDS}
-INDUCTOR = {kind: compiled(kind, "inductor") for kind in KINDS}
+# Building the C++ takes longest, whatever the sizes are: so they are symbols from the first graph on.
+INDUCTOR = {kind: compiled(kind, "inductor", shapes=0) for kind in KINDS}
 
 
 def whole_call(kind: str) -> Callable[..., Tensor]:
