@@ -183,7 +183,9 @@ class Recorded:
         return self._host.describe()
 
     def call(self, call: Call, meanwhile: Meanwhile = nothing) -> Answer:
+        self.unanswered = (call,)
         answer = self._given.pop(0) if self._given else self._host.call(call, meanwhile)
+        self.unanswered = ()
         self.exchanges.append((call, answer))
         return answer
 

@@ -78,6 +78,21 @@ def test_gradients_exceptions_and_relations_are_shown_too(
     assert code == 1 and says in out, out
 
 
+def test_a_call_that_kills_its_process_kills_the_script(kernels: Path, assay: Call, tmp_path: Path) -> None:
+    (tmp_path / "dies.py").write_text("""
+import os, torch, assay
+@assay.implements("softmax", name="dies")
+def dies(x, *, dim=-1):
+    os.abort() if x.shape[-1] > 4 else None
+    return torch.softmax(x, dim)
+""")
+    only = "softmax/output_is_the_formula"
+    assert assay("check", "dies.py", *NARROW[:4], "--only", only, "--workers", "1", "--quiet", "--out", tmp_path / "report")[0] == 1
+    code, _, err = assay("replay", tmp_path / "report", "--script", tmp_path / "shown.py")
+    assert code == 1 and "wrote" in err
+    assert ran(tmp_path / "shown.py")[0] not in (0, 1)
+
+
 def test_what_cannot_be_written_is_refused_in_one_line(kernels: Path, assay: Call, tmp_path: Path) -> None:
     script = scripted(assay, tmp_path, "kernels.py:wrong", "softmax/output_is_the_formula")
     kernels_before = kernels.read_text()
