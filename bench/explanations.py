@@ -1,4 +1,4 @@
-"""What a person sees of a failure: size of the last counterexample, whether the fault is named, processor seconds until it was found.
+"""What a person sees of a failure: size of the last counterexample, whether the fault is named, processor seconds until found.
 
     python bench/explanations.py            # 30 planted faults, of as many kinds; writes bench/explanations.json
 
