@@ -34,7 +34,7 @@ SIZES: Final[Mapping[str, Any]] = {
                     "num_decoder_attention_heads num_encoder_attention_heads attention_heads swa_num_attention_heads "
                     "linear_num_heads linear_num_value_heads num_query_groups"),
     **_names(GROUPS, "num_key_value_heads num_kv_heads attn_kv_heads kv_n_heads swa_num_key_value_heads linear_num_key_heads "
-                     "index_n_heads o_groups"),
+                     "o_groups"),
     **_names(HEAD, "head_dim kv_channels d_kv rotary_dim global_head_dim swa_head_dim swa_v_head_dim attention_head_dim "
                    "attention_head_size dim_head d_head linear_head_dim linear_key_head_dim linear_value_head_dim"),
     **_names(HIDDEN, "intermediate_size ffn_dim ffn_hidden_size n_inner decoder_ffn_dim encoder_ffn_dim moe_intermediate_size "
@@ -55,6 +55,7 @@ SIZES: Final[Mapping[str, Any]] = {
     **_names(16, "q_lora_rank kv_lora_rank o_lora_rank qk_latent_dim adapter_rank laurel_rank loop_gate_rank gated_norm_rank "
                  "hc_lowrank rel_extent d_rel"),
     **_names(HEAD, "qk_rope_head_dim qk_nope_head_dim v_head_dim index_head_dim"),
+    **_names(8, "index_n_heads"),  # so many that no two keys have the score 0, which all negative products make
     # state spaces and linear attention
     **_names(8, "state_size ssm_state_size mamba_d_state mamba_state_dim d_state time_step_rank mamba_dt_rank mamba_d_head "
                 "mamba_head_dim mamba_headdim mamba_n_heads n_mamba_heads mamba_num_heads hidden_size_per_layer_input"),
@@ -97,7 +98,7 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
               "attention_hidden_size": 64, "attention_head_dim": 16, "n_mamba_heads": 2, "num_key_value_heads": 4},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"], "num_hidden_layers": 4,
                "num_key_value_heads": 4},
-    "qwen4_exp": {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8,
+    "qwen4_exp": {"indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8,
                   "indexer_compress_ratio": 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "dory": {"n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 1, "num_hidden_layers": 3,
@@ -115,7 +116,7 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0,
                                                                    "mrope_section": [2, 1, 1]}}},
     "xlstm": {"chunk_size": 16, "autocast_kernel_dtype": "float32"},
-    "xlm": {"pad_index": 2},
+    "xlm": {"pad_index": 2, "causal": True},
 }
 ALIASES: Final[Mapping[str, str]] = {"dots3_note_text": "dots3_note", "qwen4_exp_text": "qwen4_exp"}
 

@@ -57,8 +57,11 @@ def of_type(model_type: str) -> Declaration:
     if model_type not in known:
         near = [f"hf:{one}" for one in difflib.get_close_matches(model_type[:100], known, 3)]
         hint = f"did you mean {' or '.join(near)}?" if near else "a folder is written hf:./folder;"
-        raise UsageError(f"target={quoted('hf:' + model_type)} is not one of the {len(known)} model types of transformers {VERSION} "
-                         f"that have a causal language model; {hint} `assay audit transformers` tries them all")
+        raise UsageError(f"target={quoted('hf:' + model_type)} is not one of the {len(known)} model types of transformers "
+                         f"{VERSION} that have a causal language model; {hint} `assay audit transformers` tries them all")
+    refused = [family.evidence for family in _hf_families.of(model_type) if family.refused]
+    if refused:
+        raise UsageError(f"target=hf:{model_type} is no causal language model by itself: {refused[0]}; give another")
     make = model_class(known[model_type])
 
     def factory(*, seed: int) -> Adapter:
@@ -151,13 +154,16 @@ class Adapter:
         self.field = next((name for name in CACHES if name in self.takes), "")
         settings: Any = model.config
         self.vocab_size = int(settings.get_text_config().vocab_size)
-        bounded = next((family.bounded for family in _hf_families.of(model_type) if family.bounded), "")
+        families = _hf_families.of(model_type)
+        self.idle = tuple(part for family in families for part in family.idle)
+        self.unmasked = any(family.unmasked for family in families)
+        bounded = next((family.bounded for family in families if family.bounded), "")
         self.max_length: int | None = getattr(settings, bounded) if bounded else None
         self._others: dict[str, nn.Module] = {}
 
     def parameters(self) -> Iterator[Tensor]:
-        """The model's own."""
-        return self.model.parameters()
+        """The model's own that a logit depends on."""
+        return (parameter for name, parameter in self.model.named_parameters() if not any(part in name for part in self.idle))
 
     def __call__(self, ids: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """One pass without a cache."""
@@ -177,7 +183,7 @@ class Adapter:
 
     def _run(self, model: nn.Module, ids: Tensor, mask: Tensor | None, past: int, options: dict[str, Any]) -> Any:
         given: dict[str, Any] = {"input_ids": ids, "use_cache": False, "use_mems": False, "return_dict": True, **options}
-        if mask is not None:
+        if mask is not None and not (past and self.unmasked):
             given["attention_mask"] = mask.long()
             given["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, past : past + ids.shape[1]]
         always = ("input_ids", "return_dict")

@@ -1,7 +1,7 @@
 """What must hold of what a library's model has besides the call, where it is offered: its loss, saving, several kernels.
 
-loss: `loss(ids, labels)`, position t scored against label t + 1, -100 left out. saving: `reloaded(ids)`, logits of the model that was
-saved and loaded. kernels: `through(ids, kernel, mask=None)`, logits with another attention in force.
+loss: `loss(ids, labels)`, position t scored against label t + 1, -100 left out. saving: `reloaded(ids)`, logits of the model that
+was saved and loaded. kernels: `through(ids, kernel, mask=None)`, logits with another attention in force.
 """
 from __future__ import annotations
 

@@ -228,6 +228,26 @@ def trend(
     show_trend(folder, out)
 
 
+@app.command(epilog="Example: assay audit transformers --only 'llama*'")
+def audit(
+    library: Annotated[str, typer.Argument(metavar="LIBRARY", help="Whose models: transformers.")],
+    only: Annotated[list[str] | None, typer.Option(
+        "--only", metavar="PATTERN", help="Model types that match, as in a shell; may be repeated.")] = None,
+    workers: options.Workers = None, seed: options.Seed = 0,
+    timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Seconds for one model type.")] = 120.0,
+    out: options.Out = REPORT, json: options.Json = False, verbose: options.Verbose = False,
+) -> int:
+    """Try every model type of an installed library as a black box, each in a process of its own, and write a table.
+
+    Exit code: 0 none fails, 1 any does, 2 wrong usage, 3 none could be built. Look into one with `assay check hf:TYPE`.
+    """
+    from assay.cli.auditing import run
+
+    return run(library, only or (), workers=requests.at_least("workers", requests.cpus() if workers is None else workers, 1),
+               timeout=requests.seconds(timeout), seed=requests.at_least("seed", seed, 0), out=out, command=command_line(),
+               as_json=json)
+
+
 @app.command(epilog="Example: assay new attention")
 def new(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="What it is to implement.")],

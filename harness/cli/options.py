@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 Targets = Annotated[list[str] | None, typer.Argument(
-    metavar="[TARGET]...", help="kernels.py, kernels.py:NAME, package.module:OBJECT, or the name of a built-in one")]
+    metavar="[TARGET]...",
+    help="kernels.py, kernels.py:NAME, package.module:OBJECT, hf:MODEL_TYPE, hf:./FOLDER, or the name of a built-in one")]
 All = Annotated[bool, typer.Option("--all", help="Everything that is built in.")]
 Kind = Annotated[str | None, typer.Option("--kind", metavar="KIND", help="Only this kind; what an undeclared object is.")]
 Device = Annotated[list[str] | None, typer.Option("--device", metavar="DEVICE", help="auto, cpu or cuda; may be repeated.")]

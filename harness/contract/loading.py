@@ -26,8 +26,8 @@ from assay.errors import UsageError
 LONGEST_MESSAGE = 300
 SCHEMES = {"hf": "assay.impls.hf_causal_lm"}  # what a target may begin with -> the module whose `resolve` knows the rest
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_WAYS = "a file path.py or path.py:NAME, package.module:OBJECT with --kind, hf:MODEL_TYPE, hf:./FOLDER, or the name of a built-in " \
-        "implementation"
+_WAYS = "a file path.py or path.py:NAME, package.module:OBJECT with --kind, hf:MODEL_TYPE, hf:./FOLDER, or the name of a " \
+        "built-in implementation"
 
 
 def load(target: str | Callable[..., Any], kind: str | None = None) -> list[Declaration]:
@@ -68,7 +68,7 @@ def _from_scheme(scheme: str, rest: str, kind: str | None) -> list[Declaration]:
     """What a bridge to a library of whole models declares."""
     missing = registry.missing_libraries(SCHEMES[scheme])
     if missing:
-        raise UsageError(f"target={quoted(f'{scheme}:{rest}')} needs {', '.join(missing)}, not installed; install assay[thirdparty]")
+        raise UsageError(f"target={quoted(f'{scheme}:{rest}')} needs {', '.join(missing)}; install assay[thirdparty]")
     found: list[Declaration] = importlib.import_module(SCHEMES[scheme]).resolve(rest, kind)
     return found
 

@@ -29,7 +29,7 @@ EXACT = frozenset(
     "clamp_max copy_ fill_ zero_ index_put index_put_ scatter_ lift_fresh lift_fresh_copy constant_pad_nd flip roll unfold "
     "repeat repeat_interleave embedding arange scalar_tensor threshold_backward slice_backward select_backward slice_scatter "
     "select_scatter diagonal diagonal_backward as_strided view_as_real view_as_complex rand randn uniform_ normal_ _reshape_alias "
-    "native_dropout set_ resize_ bernoulli_ random_ eye linspace one_hot movedim narrow squeeze_ unsqueeze_ "
+    "native_dropout set_ resize_ bernoulli_ random_ eye linspace one_hot histc movedim narrow squeeze_ unsqueeze_ "
     "value_selecting_reduction_backward masked_select nan_to_num round floor ceil trunc".split()
 )
 FUNCTIONS = frozenset(
