@@ -156,6 +156,25 @@ def cross_entropy(d: Draw) -> Iterator[Example]:
     yield {"logits": d(6, 7), "targets": d.ids(7, 6), "ignore_index": 3}
 
 
+def lm_loss(d: Draw) -> Iterator[Example]:
+    pair: Example = {"logits": d(2, 5, 7), "ids": d.ids(7, 2, 5)}
+    yield from (pair, {**pair, "label_smoothing": 0.2}, {**pair, "reduction": "none"}, {**pair, "reduction": "sum"})
+    yield {**pair, "mask": d.mask(2, 5), "prompt_lengths": torch.tensor([1, 3])}
+
+
+def blockwise_attention(d: Draw) -> Iterator[Example]:
+    long: Example = {"q": d(2, 4, 5, 8), "k": d(2, 2, 9, 8), "v": d(2, 2, 9, 3)}
+    for rows, columns in ((1, 1), (2, 4), (16, 16)):
+        sizes = {"block_q": rows, "block_k": columns}
+        yield from ({**long, **sizes}, {**long, **sizes, "causal": True}, {**long, **sizes, "mask": d.mask(5, 9), "scale": 0.3})
+
+
+def paged_attention(d: Draw) -> Iterator[Example]:
+    for size in (1, 3):
+        yield {"q": d(2, 4, 8), "k_cache": d(12, size, 2, 8), "v_cache": d(12, size, 2, 5), "block_table": d.ids(12, 2, 6),
+               "lengths": torch.tensor([6 * size, size])}
+
+
 def logits_filter(d: Draw) -> Iterator[Example]:
     yield from ({"logits": d(3, 11), **options} for options in (
         {}, {"temperature": 0.5}, {"top_k": 4}, {"top_p": 0.7}, {"temperature": 1.5, "top_k": 6, "top_p": 0.6}))
@@ -188,7 +207,8 @@ EXAMPLES = {
     "patchify": lambda d: iter([{"image": d(2, 3, 4, 6), "patch_size": p} for p in (1, 2)]),
     "preference_loss": lambda d: iter([{"r_chosen": d(5), "r_rejected": d(5)}]),
     "sink_attention": sink_attention, "packed_attention": packed_attention, "sigmoid_router": sigmoid_router,
-    "load_balancing_loss": load_balancing_loss,
+    "load_balancing_loss": load_balancing_loss, "lm_loss": lm_loss, "blockwise_attention": blockwise_attention,
+    "paged_attention": paged_attention,
     "router_z_loss": lambda d: iter([{"logits": d(6, 4)}, {"logits": d(3, 5), "mask": torch.tensor([True, False, True])}]),
 }
 # What is random is seen in what it must leave alone: the specification judges the distribution.
