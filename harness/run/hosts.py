@@ -71,7 +71,8 @@ class Zygote:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "assay.run.zygote", self.address, str(listener.fileno()), *preload],
                 stdin=subprocess.PIPE, stdout=2, pass_fds=(listener.fileno(),), start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"})
+                env={**os.environ, "OMP_NUM_THREADS": "1",
+                     "HYPOTHESIS_STORAGE_DIRECTORY": os.path.join(self._folder.name, "hypothesis")})
 
     @property
     def pid(self) -> int:
