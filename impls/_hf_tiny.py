@@ -97,7 +97,7 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
     "zamba": {"layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"], "num_hidden_layers": 4,
               "attention_hidden_size": 64, "attention_head_dim": 16, "n_mamba_heads": 2, "num_key_value_heads": 4},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"], "num_hidden_layers": 4,
-               "num_key_value_heads": 4},
+               "num_key_value_heads": 4, "attention_hidden_size": 64, "attention_head_dim": 16},
     "qwen4_exp": {"indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8,
                   "indexer_compress_ratio": 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
@@ -112,10 +112,11 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
     "reformer": {**_PADDED, "axial_pos_embds_dim": [8, 24], "axial_pos_shape": [8, 8]},
     "gemma4": {"text_config": {"pad_token_id": 1}}, "gemma4_unified": {"text_config": {"pad_token_id": 1}},
     "deepseek_v2": {"n_routed_experts": EXPERTS, "num_experts_per_tok": CHOSEN},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},  # the model reads both, its class gives neither
     "mamba2": {"num_heads": 8},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0,
                                                                    "mrope_section": [2, 1, 1]}}},
-    "xlstm": {"chunk_size": 16, "autocast_kernel_dtype": "float32"},
+    "xlstm": {"hidden_size": 128, "embedding_dim": 128, "autocast_kernel_dtype": "float32"},  # rounded up to 64
     "xlm": {"pad_index": 2, "causal": True},
 }
 ALIASES: Final[Mapping[str, str]] = {"dots3_note_text": "dots3_note", "qwen4_exp_text": "qwen4_exp"}

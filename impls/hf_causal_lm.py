@@ -156,6 +156,7 @@ class Adapter:
         self.vocab_size = int(settings.get_text_config().vocab_size)
         families = _hf_families.of(model_type)
         self.idle = tuple(part for family in families for part in family.idle)
+        self.first = int(settings.pad_token_id or 0) + 1 if any(family.offset for family in families) else 0
         self.unmasked = any(family.unmasked for family in families)
         bounded = next((family.bounded for family in families if family.bounded), "")
         self.max_length: int | None = getattr(settings, bounded) if bounded else None
@@ -185,14 +186,16 @@ class Adapter:
         given: dict[str, Any] = {"input_ids": ids, "use_cache": False, "use_mems": False, "return_dict": True, **options}
         if mask is not None and not (past and self.unmasked):
             given["attention_mask"] = mask.long()
-            given["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, past : past + ids.shape[1]]
+            given["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, past : past + ids.shape[1]] + self.first
+        elif self.first:
+            given["position_ids"] = torch.arange(past, past + ids.shape[1]).expand(ids.shape) + self.first
         always = ("input_ids", "return_dict")
         return model(**{name: value for name, value in given.items() if name in self.takes or name in always})
 
     # -------------------------------------------------------------------------------------------- what a library has besides
     def loss(self, ids: Tensor, labels: Tensor) -> Tensor:
         """The loss that the model computes when it is given labels."""
-        out: Tensor = self.model(input_ids=ids, labels=labels).loss
+        out: Tensor = self._run(self.model, ids, None, 0, {"labels": labels}).loss
         return out
 
     def reloaded(self, ids: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ def test_a_bad_file_is_told_in_one_line(tmp_path: Path, source: str, message: st
 
 
 @pytest.mark.parametrize(("target", "kind", "message"), [
-    ("no/such.py", None, "does not exist"), ("/", None, "is a directory"), ("hf:llama", None, "not supported"),
+    ("no/such.py", None, "does not exist"), ("/", None, "is a directory"), ("hf:lama", None, "did you mean hf:llama"),
     ("json:dumps", None, "--kind"), ("json:nothing", "softmax", "has no 'nothing'"),
     ("no_such_module:f", "softmax", "raises ModuleNotFoundError"), ("nothing", None, "is unknown"),
     ("nothing", "no_kind", "kind='no_kind' is unknown"), ("", None, "is unknown"), ("a\0b.py", None, "does not exist"),

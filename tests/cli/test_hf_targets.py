@@ -1,0 +1,122 @@
+"""Whole models of Hugging Face as targets: tiny ones by type, checkpoints by folder, the audit, the table of families."""
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from assay.contract.kinds import KINDS
+from assay.contract.loading import load
+from assay.errors import UsageError
+from assay.run.audit import Row
+
+pytest.importorskip("transformers")
+from assay.impls import _hf_families, hf_causal_lm
+
+Call = Callable[..., tuple[int, str, str]]
+NARROW = ("--profile", "quick", "--isolate", "never", "--workers", "1", "--quiet",
+          "--only", "causal_lm/chunks_with_a_cache_give_what_one_pass_gives", "--only", "causal_lm/later_tokens_do_not_matter")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A tiny GPT-2, saved."""
+    make = hf_causal_lm.model_class("GPT2LMHeadModel")
+    folder = tmp_path / "small"
+    hf_causal_lm.tiny("gpt2", make, 3).save_pretrained(folder)  # type: ignore[operator]
+    return folder
+
+
+def test_a_model_type_is_checked(assay: Call, tmp_path: Path) -> None:
+    code, _, err = assay("check", "hf:llama", *NARROW, "--out", tmp_path)
+    assert code == 0, err
+
+
+def test_a_checkpoint_is_checked(assay: Call, checkpoint: Path, tmp_path: Path) -> None:
+    code, _, err = assay("check", f"hf:{checkpoint}", *NARROW, "--out", tmp_path / "report")
+    assert code == 0, err
+
+
+def test_a_checkpoint_has_its_own_weights(checkpoint: Path) -> None:
+    """No seed is taken, and the logits are those of the model that was saved."""
+    made = load(f"hf:{checkpoint}")[0]
+    assert made.name == "hf:small" and "seed" not in made.keywords and made.function is not None
+    ids = torch.tensor([[1, 2, 3]])
+    saved = hf_causal_lm.Adapter(hf_causal_lm.tiny("gpt2", hf_causal_lm.model_class("GPT2LMHeadModel"), 3), "gpt2")
+    assert torch.allclose(made.function()(ids), saved(ids), atol=1e-4)
+
+
+def test_a_pickle_is_not_read(checkpoint: Path) -> None:
+    for file in checkpoint.glob("*.safetensors"):
+        file.rename(checkpoint / "pytorch_model.bin")
+    with pytest.raises(UsageError, match="pickles are not read"):
+        load(f"hf:{checkpoint}")
+
+
+@pytest.mark.parametrize(("target", "said"), [
+    ("hf:lama", "did you mean hf:llama"), ("hf:zzzzzz", "a folder is written hf:./folder"), ("hf:./nothere", "config.json"),
+    ("hf:xlnet", "permutation language modelling"), ("hf:", "not one of the")])
+def test_what_cannot_be_is_told(target: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        load(target)
+    assert "\n" not in str(caught.value) and f"{target}" in str(caught.value)
+
+
+def test_a_kind_that_it_is_not(assay: Call) -> None:
+    code, _, err = assay("check", "hf:llama", "--kind", "attention", "--isolate", "never")
+    assert code == 2 and "causal_lm" in err and err.count("\n") == 1
+
+
+def test_a_cache_that_is_not_used_is_found(monkeypatch: pytest.MonkeyPatch, assay: Call, tmp_path: Path) -> None:
+    """The bridge hands each step's tokens over without the cache: the specification says so."""
+    def step(self: Any, ids: torch.Tensor, cache: Any, *, mask: torch.Tensor | None = None) -> tuple[torch.Tensor, Any]:
+        return self(ids), hf_causal_lm.Held(None, 0)
+
+    monkeypatch.setattr(hf_causal_lm.Adapter, "step", step)
+    code, _, _ = assay("check", "hf:gpt2", *NARROW, "--out", tmp_path)
+    assert code == 1
+
+
+# ------------------------------------------------------------------------------------------------ the audit
+def test_an_audit_writes_a_table(assay: Call, tmp_path: Path) -> None:
+    code, out, err = assay("audit", "transformers", "--only", "gpt2", "--workers", 1, "--timeout", 300, "--out", tmp_path)
+    assert code == 0, err
+    assert "1 model type, 1 built" in out
+    rows = [json.loads(line) for file in tmp_path.glob("audit-*.jsonl") for line in file.read_text().splitlines()]
+    assert [row["type"] for row in rows] == ["gpt2"] and rows[0]["verdict"] == "conformant"
+    text = next(tmp_path.glob("audit-*.md")).read_text()
+    assert "gpt2 | yes | conformant" in text and "evidence" in text
+
+
+@pytest.mark.parametrize(("arguments", "said"), [(("tranformers",), "did you mean transformers"),
+                                                 (("transformers", "--only", "nothing*"), "matches none")])
+def test_an_audit_of_nothing_is_told(assay: Call, arguments: tuple[str, ...], said: str) -> None:
+    code, out, err = assay("audit", *arguments)
+    assert code == 2 and said in err and not out
+
+
+def test_a_verdict_follows_from_what_is_known() -> None:
+    def verdict(**given: Any) -> str:
+        row = Row("some", **given)
+        row.settle()
+        return row.verdict
+
+    assert verdict(reason="ImportError") == "not built"
+    assert verdict(built=True, statuses={"a/b": "pass", "a/c": "not-supported"}) == "conformant"
+    assert verdict(built=True, statuses={"a/b": "pass", "a/c": "fail"}) == "non-conformant"
+    assert verdict(built=True, reason="crash in a/b") == "non-conformant"
+    assert verdict(built=True, statuses={"a/b": "pass", "a/c": "inconclusive", "a/d": "inconclusive"}) == "inconclusive"
+
+
+# ------------------------------------------------------------------------------------------------ the table of families
+@pytest.mark.parametrize("family", _hf_families.FAMILIES, ids=lambda family: family.types[0])
+def test_a_family_names_what_there_is_and_why(family: _hf_families.Family) -> None:
+    assert set(family.types) <= set(hf_causal_lm.model_types()), "a model type that the library does not have"
+    assert family.evidence and len(set(family.types)) == len(family.types)
+    assert family.lacks <= KINDS["causal_lm"].features and family.withheld <= hf_causal_lm.OFFERS
+    assert set(family.conventions) <= set(KINDS["causal_lm"].conventions)
+    assert family.told(), "an entry that says nothing"
