@@ -1,6 +1,7 @@
 """Layer normalisation: each token is centred and scaled over its own features."""
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -62,11 +63,11 @@ def by_rsqrt(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
 def _welford(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
     """Welford: M2 = Σ_k (x_k − mean_{k−1})(x_k − mean_k), with the running means written as cumulative sums.
 
-    The first term is exactly 0, for the mean of one number is that number. Running means round also where sums are exact, on
-    integers: so sums are those of thirds.
+    The first term is exactly 0, for the mean of one number is that number. Running means round also where sums are exact, such as
+    sums of integers: so they are those of parts by π, which no number of any type divides into.
     """
     count = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype)
-    means = (x / 3).cumsum(-1) / (count / 3)
+    means = (x / math.pi).cumsum(-1) / (count / math.pi)
     m2 = ((x[..., 1:] - means[..., :-1]) * (x[..., 1:] - means[..., 1:])).sum(-1, keepdim=True)
     r = 1 / torch.sqrt(m2 / x.shape[-1] + eps)
     return (x - means[..., -1:]) * r * weight + bias
