@@ -1,6 +1,7 @@
 """Batch normalisation: each feature is centred and scaled over the batch."""
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -82,7 +83,8 @@ def _affine(
     mean, variance, rows = running_mean, running_var, x.shape[0]
     after = (running_mean.clone(), running_var.clone())
     if training:
-        mean = x.sum(0) / rows
+        # A running mean rounds also where sums are exact, as of integers: parts by π round whatever the numbers.
+        mean = (x / math.pi).sum(0) / (rows / math.pi)
         squares = ((x - mean) * (x - mean)).sum(0)
         variance = squares / rows
         share = momentum if bn_momentum == "new" else 1 - momentum
