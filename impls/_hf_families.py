@@ -56,6 +56,9 @@ FAMILIES: Final[tuple[Family, ...]] = (
             "context[:, None, :] | ...` with `context` full of ones", refused=True),
     _family("gemma4_assistant gemma4_unified_assistant", "a drafter: `forward` raises without `shared_kv_states` of the model that "
             "it drafts for", refused=True),
+    _family("musicgen musicgen_melody", "ids of `num_codebooks` sequences stand for one row", refused=True),
+    _family("moshi mllama", "the table of embeddings has rows beyond the vocabulary, for what begins a sequence or stands "
+            "for a picture", lacks="refused_ids"),
     _family("gemma3n", "its picture tower is a timm model, and timm is not installed; gemma3n_text is its language model",
             refused=True),
     _family("afmoe aria_text axk1 axk2 bailing_hybrid beam cohere2_moe dbrx deepseek_v2 deepseek_v3 deepseek_v32 "
@@ -79,8 +82,10 @@ FAMILIES: Final[tuple[Family, ...]] = (
             idle="image_encoder visual_projection", withheld="loss"),
     _family("fuyu gemma3 gemma4 gemma4_unified got_ocr2 phi4_multimodal moss_transcribe_diarize", "without pictures and sounds "
             "what takes them idles", idle="vision audio multi_modal image_embed"),
-    _family("deepseek_v4", "keys are compressed in blocks that are counted by index, not by mask", lacks="left_padding"),
-    _family("blt", "patches are cut by a model of its own, which is not trained with it", idle="patcher", lacks="left_padding"),
+    _family("deepseek_v4", "keys are compressed in blocks that are counted by index, not by mask; a block is compressed once it is "
+            "full, and is wider than what is tried", lacks="left_padding", idle="compressor"),
+    _family("blt", "patches are cut, by index, by a model of its own that is not trained with it; untrained it begins a patch with "
+            "every byte, and attention over one key is constant", idle="patcher local_encoder.cross_attn", lacks="left_padding"),
     _family("big_bird", "the model is made with a pooler, which the language model's head does not read", idle="pooler"),
     _family("mamba mamba2 falcon_mamba", "`prepare_inputs_for_generation` sets the mask to None after the first call",
             unmasked=True),

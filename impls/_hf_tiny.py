@@ -107,6 +107,7 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
                      "activation_sparsity_pattern": [0.95, 0.0, 0.95, 0.0]},
     "dots1": {"n_routed_experts": EXPERTS, "n_shared_experts": 1, "num_experts_per_tok": CHOSEN},
     "dots3_note": {"num_key_value_heads": HEADS, "swa_num_attention_heads": HEADS, "swa_num_key_value_heads": HEADS},
+    "inkling2_loop_text": {"loop_layer_index_start": 0, "loop_layer_index_end": 1, "loop_num_passes": 2},
     "mpt": {"attn_config": {"attn_pdrop": 0}},
     "zaya": {"num_experts_per_tok": 1},
     "reformer": {**_PADDED, "axial_pos_embds_dim": [8, 24], "axial_pos_shape": [8, 8]},
@@ -156,8 +157,9 @@ def _settable(make: type[Any], name: str) -> bool:
 
 def _layers(fields: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The lists of one entry a layer, at the layers that are kept, and how many these are."""
-    lists = {name: fields.get(name) for name in PER_LAYER}
-    lists = {name: list(entries) for name, entries in lists.items() if isinstance(entries, (list, tuple)) and entries}
+    found: dict[str, Any] = {name: fields.get(name) for name in PER_LAYER}
+    lists: dict[str, list[Any]] = {name: list(entries) for name, entries in found.items()
+                                   if isinstance(entries, (list, tuple)) and entries}
     deep = len(next(iter(lists.values()), ()))
     lists = {name: entries for name, entries in lists.items() if len(entries) == deep}
     if not lists:

@@ -254,7 +254,8 @@ def earlier_calls_do_not_matter(lm: Subject, example: Example) -> None:
     assert identical(model.logits(ids), before, witness=bool((other[: len(ids), : ids.shape[1]] != before).any()))
 
 
-@spec.holds(CONDUCT, "EMB-1", kills=("ids_wrap",), rests_on=(logits_score_every_word,), given={"padding": "none"}, examples=3)
+@spec.holds(CONDUCT, "EMB-1", kills=("ids_wrap",), needs=("refused_ids",), rests_on=(logits_score_every_word,),
+            given={"padding": "none"}, examples=3)
 def ids_outside_the_vocabulary_are_refused(lm: Subject, example: Example) -> None:
     """An id of V or above has no row in the table: the call is refused."""
     model = model_of(lm, example)
