@@ -72,6 +72,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
             "depends on where other tokens go", row_dependence="rounding"),
     _family(_DECODERS, "labels are scored where they stand (`loss_fct(logits.view(-1, V), labels.view(-1))`): they are to be given "
             "shifted, as to the decoder of the sequence-to-sequence model", withheld="loss"),
+    _family("xlm", "`XLMPredLayer` scores labels where they stand", withheld="loss"),
     _family(f"{_DECODERS} prophetnet", "cross-attention waits for an encoder's states", idle="encoder_attn cross_attn"),
     _family("axk2 deepseek_v32 deepseek_v4 dots3_note dots3_note_text glm_moe_dsa hy_v4 minimax_m3_vl_text qwen4_exp "
             "qwen4_exp_text", "the indexer chooses keys by top-k, which passes no gradient; it is trained by a loss of its own "

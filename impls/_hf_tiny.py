@@ -107,7 +107,7 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
                      "activation_sparsity_pattern": [0.95, 0.0, 0.95, 0.0]},
     "dots1": {"n_routed_experts": EXPERTS, "n_shared_experts": 1, "num_experts_per_tok": CHOSEN},
     "dots3_note": {"num_key_value_heads": HEADS, "swa_num_attention_heads": HEADS, "swa_num_key_value_heads": HEADS},
-    "inkling2_loop_text": {"loop_layer_index_start": 0, "loop_layer_index_end": 1, "loop_num_passes": 2},
+    "inkling2_loop_text": {"loop_layer_index_start": 1, "loop_layer_index_end": 2, "loop_num_passes": 2},
     "mpt": {"attn_config": {"attn_pdrop": 0}},
     "zaya": {"num_experts_per_tok": 1},
     "reformer": {**_PADDED, "axial_pos_embds_dim": [8, 24], "axial_pos_shape": [8, 8]},

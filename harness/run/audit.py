@@ -33,6 +33,7 @@ EXAMPLES = 4  # a property: enough for a verdict, which takes three that are dec
 # Left to `assay check`: what costs most and what others of the list nearly always find first.
 LEFT_TO_CHECK = ("greedy_generation_agrees_with_and_without_cache", "caches_do_not_touch_each_other",
                  "the_seed_decides_the_weights", "any_sequence_of_cache_operations_gives_what_one_pass_gives")
+UNFINISHED = "not finished"
 RED = ("fail", "crash", "timeout", "out-of-memory", "harness-error")
 Message = dict[str, Any]
 
@@ -58,7 +59,7 @@ class Row:
     def settle(self) -> None:
         """The verdict from what is known."""
         decided = sum(status == "pass" for status in self.statuses.values())
-        self.verdict = "not built" if not self.built else "non-conformant" if self.failing or self.reason else \
+        self.verdict = "not built" if not self.built else "non-conformant" if self.failing else "inconclusive" if self.reason else \
             "conformant" if 2 * decided >= len(self.statuses) else "inconclusive"
 
     def to_json(self) -> dict[str, Any]:
@@ -118,11 +119,12 @@ class _Child:
         self.process.join()
         self.channel.close()
         code = self.process.exitcode
-        if late or code:
-            ended = "timeout" if late else "crash"
-            self.row.reason = f"{ended} in {self.running or 'building it'}" + ("" if late else f" (exit code {code})")
+        if late:  # of the whole type, on a machine that others may load: what was not reached is not known
+            self.row.reason = f"{UNFINISHED}: its time was over in {self.running or 'building it'}"
+        elif code:
+            self.row.reason = f"crash in {self.running or 'building it'} (exit code {code})"
             if self.running:
-                self.row.statuses[self.running] = ended
+                self.row.statuses[self.running] = "crash"
         self.row.settle()
         return self.row
 

@@ -108,7 +108,8 @@ def test_a_verdict_follows_from_what_is_known() -> None:
     assert verdict(reason="ImportError") == "not built"
     assert verdict(built=True, statuses={"a/b": "pass", "a/c": "not-supported"}) == "conformant"
     assert verdict(built=True, statuses={"a/b": "pass", "a/c": "fail"}) == "non-conformant"
-    assert verdict(built=True, reason="crash in a/b") == "non-conformant"
+    assert verdict(built=True, statuses={"a/b": "crash"}, reason="crash in a/b") == "non-conformant"
+    assert verdict(built=True, statuses={"a/b": "pass"}, reason="not finished: its time was over in a/c") == "inconclusive"
     assert verdict(built=True, statuses={"a/b": "pass", "a/c": "inconclusive", "a/d": "inconclusive"}) == "inconclusive"
 
 
