@@ -17,6 +17,14 @@ MODELS = {
     "Mamba2": (Mamba2ForCausalLM, Mamba2Config(**SIZES, num_heads=8, head_dim=8, n_groups=2, chunk_size=4)),
 }
 ids = torch.tensor([[5, 17, 42, 8, 63, 29]])
+
+
+def after(model: torch.nn.Module, parts: list[torch.Tensor]) -> torch.Tensor:
+    """Logits of the parts, one call a part, after a cache of the first three tokens."""
+    cache = model(ids[:, :3], use_cache=True).cache
+    return torch.cat([model(part, cache=cache, use_cache=True).logits for part in parts], 1)
+
+
 print(f"transformers {transformers.__version__}, torch {torch.__version__}, float64")
 fault = False
 for name, (make, config) in MODELS.items():
@@ -25,12 +33,7 @@ for name, (make, config) in MODELS.items():
     with torch.no_grad():
         whole = model(ids, use_cache=False).logits[:, 3:]
         fresh = model(ids[:, 3:], use_cache=False).logits
-
-        def after(parts: list[torch.Tensor]) -> torch.Tensor:
-            cache = model(ids[:, :3], use_cache=True).cache
-            return torch.cat([model(part, cache=cache, use_cache=True).logits for part in parts], 1)
-
-        single, chunk = after([ids[:, t : t + 1] for t in range(3, 6)]), after([ids[:, 3:]])
+        single, chunk = after(model, [ids[:, t : t + 1] for t in range(3, 6)]), after(model, [ids[:, 3:]])
     right, wrong = (single - whole).abs().max().item(), (chunk - whole).abs().max().item()
     print(f"{name}: three tokens after a cache of three, against one pass: one by one {right:.1e}, at once {wrong:.1e}; "
           f"at once against the same tokens without any cache {(chunk - fresh).abs().max().item():.1e}")
