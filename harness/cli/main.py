@@ -280,10 +280,9 @@ def bench(
         from assay.contract.kinds import kind as kind_named
 
         kind_named(kind)
-    for device_ in device or ["cpu"]:
-        for dtype_ in dtype or ["float32"]:
-            show(bench.run(targets, kind=kind, dtype=requests.one_of("dtype", dtype_.removeprefix("torch."), requests.DTYPES),
-                           device=requests.device_named(device_), rounds=requests.at_least("rounds", rounds, 2)), json)
+    dtypes = [requests.one_of("dtype", one.removeprefix("torch."), requests.DTYPES) for one in dtype or ["float32"]]
+    show(bench.run(targets, kind=kind, dtypes=dtypes, devices=[requests.device_named(one) for one in device or ["cpu"]],
+                   rounds=requests.at_least("rounds", rounds, 2)), json)
 
 
 @app.command(epilog="Example: assay fuzz kernels.py --time 10m")

@@ -2,10 +2,9 @@
 from __future__ import annotations
 
 import json
-import os
-import selectors
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,14 +22,13 @@ COLUMNS = ("implementation", "on this example", "time ÷ peer", "share of floor"
 
 @dataclass
 class BenchReport:
-    """Rows as `timing.Row` has them. `ended`: how the process ended, where it did not end by itself."""
+    """Rows as `timing.Row` has them. `ended`: how processes ended that did not end by themselves."""
 
     rows: list[Mapping[str, Any]] = field(default_factory=list)
-    threads: int = 1
-    ended: str = ""
+    ended: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {"rows": [dict(row) for row in self.rows], "threads": self.threads, "ended": self.ended}
+        return {"rows": [dict(row) for row in self.rows], "ended": list(self.ended)}
 
     def groups(self) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
         """Rows by what was timed, under a heading."""
@@ -45,7 +43,7 @@ class BenchReport:
         said = []
         for title, rows in self.groups():
             said += [title, *("  " + " · ".join(part for part in cells(row) if part) for row in rows), ""]
-        return [*said, *([self.ended] if self.ended else [])]
+        return [*said, *self.ended]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for title, rows in self.groups():
@@ -54,8 +52,7 @@ class BenchReport:
                 table.add_row(*(Text(cell) for cell in cells(row)))
             yield table
         yield Text("Ratios from one run, the median over rounds and its quartiles; below 1 is faster than the first row, the peer.")
-        if self.ended:
-            yield Text(self.ended)
+        yield from map(Text, self.ended)
 
 
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -68,14 +65,21 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
             f"{products:,}" if products else "")
 
 
-def run(targets: Sequence[str], *, kind: str | None = None, dtype: str = "float32", device: str = "cpu",
-        rounds: int = ROUNDS) -> BenchReport:
+def run(targets: Sequence[str], *, kind: str | None = None, dtypes: Sequence[str] = ("float32",),
+        devices: Sequence[str] = ("cpu",), rounds: int = ROUNDS) -> BenchReport:
     """Time targets (files, built-in names, or kinds: all built-in ones of it) against the peer of their kind.
 
-    They run in a process of their own: one that dies or hangs loses nothing that was measured before.
+    They run in processes of their own, one a device and dtype: one that dies or hangs loses nothing that was measured before.
     """
-    request = {"targets": list(targets), "kind": kind, "dtype": dtype, "device": device, "rounds": rounds}
-    report = BenchReport(threads=len(os.sched_getaffinity(0)))
+    report = BenchReport()
+    for device in devices:
+        for dtype in dtypes:
+            _run({"targets": list(targets), "kind": kind, "dtype": dtype, "device": device, "rounds": rounds}, report)
+    return report
+
+
+def _run(request: Mapping[str, Any], report: BenchReport) -> None:
+    """The rows of one process, and how it ended where that was not by itself."""
     process = subprocess.Popen([sys.executable, "-m", "assay.run.timing"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with process:
         assert process.stdin is not None
@@ -87,25 +91,34 @@ def run(targets: Sequence[str], *, kind: str | None = None, dtype: str = "float3
                     raise UsageError(str(told["usage"]))
                 report.rows.append(told)
         except TimeoutError:
+            report.ended += (f"nothing was measured for {PATIENCE:g} s; the process was killed",)
+        except ValueError as error:  # an implementation found the descriptor and wrote to it
             process.kill()
-            report.ended = f"nothing was measured for {PATIENCE:g} s; the process was killed"
+            report.ended += (f"the process told what is no row ({error}); it was killed",)
         except BaseException:  # Ctrl-C, or a request that is refused: nobody reads on
             process.kill()
             raise
-    if process.returncode and not report.ended:
-        report.ended = f"the process ended with code {process.returncode}; what was measured before stands"
-    return report
+    if process.returncode > 0:
+        report.ended += (f"the process ended with code {process.returncode}; what was measured before stands",)
 
 
 def _told(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
     """JSON objects as they come. TimeoutError when none comes for too long."""
     assert process.stdout is not None
-    with selectors.DefaultSelector() as waiting:
-        waiting.register(process.stdout, selectors.EVENT_READ)
-        while True:
-            if not waiting.select(PATIENCE):
-                raise TimeoutError
-            line = process.stdout.readline()
-            if not line:
-                return
-            yield json.loads(line)
+    late = threading.Event()
+
+    def expire() -> None:
+        late.set()
+        process.kill()
+
+    while True:
+        watch = threading.Timer(PATIENCE, expire)
+        watch.daemon = True
+        watch.start()
+        line = process.stdout.readline()
+        watch.cancel()
+        if late.is_set():
+            raise TimeoutError
+        if not line:
+            return
+        yield dict(json.loads(line))

@@ -44,8 +44,8 @@ def test_what_was_measured_survives_a_process_that_dies(tmp_path: Path) -> None:
     dies = OWN.replace('raise RuntimeError("no kernel for this size")', "os._exit(3)")
     (tmp_path / "own.py").write_text(dies)
     report = bench.run([str(tmp_path / "own.py")], rounds=2)
-    assert "code 3" in report.ended
-    assert report.lines()[-1] == report.ended
+    assert "code 3" in report.ended[0]
+    assert report.lines()[-1] == report.ended[0]
 
 
 def test_a_kind_without_workload_is_refused_in_one_line() -> None:
