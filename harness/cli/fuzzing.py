@@ -1,6 +1,7 @@
 """`assay fuzz`: seed after seed until the time is over. What was found is kept, and runs first the next time."""
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 import threading
@@ -20,7 +21,7 @@ from assay.run import events
 from assay.run.replay import all_of
 from assay.run.session import Request, Session
 
-FOUND = "found"  # folder of whole reports, one for each seed that found something
+FOUND = "found"  # folder of whole reports by target, one for each seed that found something
 GRACE = 30.0  # seconds beyond the span for cases that are in hand
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -52,11 +53,11 @@ class Search:
 
 def fuzz(request: Request, out: Path, span: str, *, as_json: bool = False) -> int:
     """Search until the span is over; 1 where anything fails, new or stored."""
-    ends = time.monotonic() + seconds(span)
+    ends, found = time.monotonic() + seconds(span), out / FOUND / named(request)
     search = Search()
     with stdout_for_json(as_json) as stdout:
         told = sys.stderr if as_json else stdout
-        for result in _stored(request, out, search):
+        for result in _stored(request, found, search):
             print(f"still failing: {failure_text(result)}", file=told)
         for seed in count(request.settings.seed):
             left = ends - time.monotonic()
@@ -65,7 +66,7 @@ def fuzz(request: Request, out: Path, span: str, *, as_json: bool = False) -> in
             # The first round is short, so that every case has its turn before any is searched at length.
             profile = "quick" if search.rounds == 0 else request.settings.profile
             again = replace(request, settings=replace(request.settings, seed=seed, profile=profile))
-            for result in _round(again, out / FOUND / f"seed-{seed}", left, search):
+            for result in _round(again, found / f"seed-{seed}", left, search):
                 print(failure_text(result), file=told, flush=True)
             search.rounds += 1
             print(f"seed {seed}: {plural(search.cases, 'case')}, {search.examples:,} examples, {len(search.red)} failing, "
@@ -73,13 +74,19 @@ def fuzz(request: Request, out: Path, span: str, *, as_json: bool = False) -> in
         if as_json:
             print(events.dumps(search.to_json()), file=stdout, flush=True)
         if search.red:
-            print(f"Kept in {out / FOUND}; `assay replay {out / FOUND}/seed-N` runs one again.", file=sys.stderr)
+            print(f"Kept in {found}; `assay replay {found}/seed-N` runs one again.", file=sys.stderr)
     return 1 if search.red else 0
 
 
-def _stored(request: Request, out: Path, search: Search) -> Iterator[Mapping[str, Any]]:
+def named(request: Request) -> str:
+    """A folder's name for the targets: what was found on others is none of theirs."""
+    text = " ".join(request.targets)
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[-60:] + "-" + hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _stored(request: Request, found: Path, search: Search) -> Iterator[Mapping[str, Any]]:
     """The counterexamples that earlier searches kept, those that still fail."""
-    for path in sorted((out / FOUND).glob(f"seed-*/{jsonl.FILE_NAME}")):
+    for path in sorted(found.glob(f"seed-*/{jsonl.FILE_NAME}")):
         for result in all_of(jsonl.read(path), request):
             search.replayed += 1
             if result["status"] in events.RED and result["id"] not in search.red:

@@ -18,7 +18,7 @@ def test_a_failure_is_kept_and_runs_first_the_next_time(kernels: Path, assay: Ca
     code, out, _ = assay("fuzz", "kernels.py:wrong", *SOON)
     told = json.loads(out)
     assert code == 1 and told["failing"] and told["replayed"] == 0
-    kept = list(Path("assay-fuzz/found").glob("seed-*/report.jsonl"))
+    kept = list(Path("assay-fuzz/found").glob("*/seed-*/report.jsonl"))
     assert kept
     code, out, err = assay("fuzz", "kernels.py:wrong", *SOON)
     assert code == 1 and json.loads(out)["replayed"] >= 1 and "still failing" in err
@@ -28,7 +28,13 @@ def test_a_right_implementation_leaves_nothing(kernels: Path, assay: Call) -> No
     code, out, _ = assay("fuzz", "kernels.py:right", *SOON)
     told = json.loads(out)
     assert code == 0 and not told["failing"] and told["examples"] > 0
-    assert not list(Path("assay-fuzz").glob("found/*"))
+    assert not list(Path("assay-fuzz").glob("found/*/*"))
+
+
+def test_what_was_found_on_another_target_is_none_of_this_one(kernels: Path, assay: Call) -> None:
+    assert assay("fuzz", "kernels.py:wrong", *SOON)[0] == 1
+    code, out, _ = assay("fuzz", "kernels.py:right", *SOON)
+    assert code == 0 and json.loads(out)["replayed"] == 0
 
 
 @pytest.mark.parametrize(("span", "wanted"), [("90s", 90), ("10m", 600), ("1.5h", 5400), ("7", 7)])
