@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from assay.faults.attention_parts import Options, attend
-from assay.faults.multi_head_attention import merge, split, turned
+from assay.faults.multi_head_attention_parts import merge, split, turned
 from assay.registry import benign, fault
 
 NOT_EXPRESSIBLE = {
