@@ -3,12 +3,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from assay.faults.planting import bent
+from assay.faults.planting import bent, planter
 from assay.registry import benign, fault
 
 
@@ -48,18 +47,15 @@ def balance(c: Call, *, p: Tensor | None = None, chosen: Tensor | None = None, k
     return (shares * means).sum() * c.experts
 
 
-def planted(mark: Callable[..., Any], summary: str, **options: Any) -> Callable[[Way], Way]:
-    """Give a way the signature of the kind, under its own name, and register it."""
-    def register(way: Way) -> Way:
-        def load_balancing_loss(logits: Tensor, indices: Tensor, *, mask: Tensor | None = None) -> Tensor:
-            return way(Call(logits, indices, mask))
+def signed(way: Way) -> Callable[..., Tensor]:
+    """A way with the signature of the kind."""
+    def load_balancing_loss(logits: Tensor, indices: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        return way(Call(logits, indices, mask))
 
-        load_balancing_loss.__name__ = load_balancing_loss.__qualname__ = way.__name__
-        load_balancing_loss.__module__, load_balancing_loss.__doc__ = way.__module__, summary
-        mark("load_balancing_loss", summary=summary, **options)(load_balancing_loss)
-        return way
+    return load_balancing_loss
 
-    return register
+
+planted = planter("load_balancing_loss", signed)
 
 
 @planted(fault, "probabilities are summed over the tokens, not averaged")

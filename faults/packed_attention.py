@@ -4,12 +4,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from assay.faults.planting import bent
+from assay.faults.planting import bent, planter
 from assay.registry import benign, fault
 
 
@@ -80,19 +79,16 @@ def attend(c: Call, keep: Tensor | None = None) -> Tensor:
     return (w @ shared(c.v, c)).transpose(0, 1)
 
 
-def planted(mark: Callable[..., Any], summary: str, **options: Any) -> Callable[[Way], Way]:
-    """Give a way to attend the signature of the kind, under its own name, and register it."""
-    def register(way: Way) -> Way:
-        def packed_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *, causal: bool = False,
-                             scale: float | None = None) -> Tensor:
-            return way(Call(q, k, v, cu_seqlens_q, cu_seqlens_k, causal, q.shape[-1] ** -0.5 if scale is None else scale))
+def signed(way: Way) -> Callable[..., Tensor]:
+    """A way with the signature of the kind."""
+    def packed_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *, causal: bool = False,
+                         scale: float | None = None) -> Tensor:
+        return way(Call(q, k, v, cu_seqlens_q, cu_seqlens_k, causal, q.shape[-1] ** -0.5 if scale is None else scale))
 
-        packed_attention.__name__ = packed_attention.__qualname__ = way.__name__
-        packed_attention.__module__, packed_attention.__doc__ = way.__module__, summary
-        mark("packed_attention", summary=summary, **options)(packed_attention)
-        return way
+    return packed_attention
 
-    return register
+
+planted = planter("packed_attention", signed)
 
 
 @planted(fault, "every query sees the keys of all sequences")

@@ -3,11 +3,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from assay.faults.planting import planter
 from assay.registry import benign, fault
 
 NOT_EXPRESSIBLE: dict[str, str] = {}
@@ -54,19 +54,16 @@ def total(c: Call, surrogate: Tensor | None = None, divergence: Tensor | None = 
     return -c.mean(s) + c.kl * c.mean(c.logp - c.ref if divergence is None else divergence)
 
 
-def planted(mark: Callable[..., Any], summary: str, **options: Any) -> Callable[[Loss], Loss]:
-    """Give a loss of a call the signature of the kind, under its own name, and register it."""
-    def register(wrong: Loss) -> Loss:
-        def policy_loss(logp: Tensor, logp_old: Tensor, logp_ref: Tensor, advantage: Tensor, *, clip: float, kl: float,
-                        mask: Tensor | None = None) -> Tensor:
-            return wrong(Call(logp, logp_old, logp_ref, advantage, clip, kl, mask))
+def signed(wrong: Loss) -> Callable[..., Tensor]:
+    """A way with the signature of the kind."""
+    def policy_loss(logp: Tensor, logp_old: Tensor, logp_ref: Tensor, advantage: Tensor, *, clip: float, kl: float,
+                    mask: Tensor | None = None) -> Tensor:
+        return wrong(Call(logp, logp_old, logp_ref, advantage, clip, kl, mask))
 
-        policy_loss.__name__ = policy_loss.__qualname__ = wrong.__name__
-        policy_loss.__module__, policy_loss.__doc__ = wrong.__module__, summary
-        mark("policy_loss", summary=summary, **options)(policy_loss)
-        return wrong
+    return policy_loss
 
-    return register
+
+planted = planter("policy_loss", signed)
 
 
 @planted(fault, summary="not clipped")

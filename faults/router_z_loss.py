@@ -3,12 +3,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from assay.faults.planting import bent
+from assay.faults.planting import bent, planter
 from assay.registry import benign, fault
 
 Way = Callable[[Tensor, Tensor], Tensor]  # logits (N,E), 1 for tokens that count (N,)
@@ -24,19 +23,16 @@ def square(z: Tensor) -> Tensor:
     return torch.logsumexp(z, -1) ** 2
 
 
-def planted(mark: Callable[..., Any], summary: str, **options: Any) -> Callable[[Way], Way]:
-    """Give a way the signature of the kind, under its own name, and register it."""
-    def register(way: Way) -> Way:
-        def router_z_loss(logits: Tensor, *, mask: Tensor | None = None) -> Tensor:
-            keep = torch.ones(len(logits), dtype=torch.bool) if mask is None else mask
-            return way(logits, keep.to(logits.dtype))
+def signed(way: Way) -> Callable[..., Tensor]:
+    """A way with the signature of the kind."""
+    def router_z_loss(logits: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        keep = torch.ones(len(logits), dtype=torch.bool) if mask is None else mask
+        return way(logits, keep.to(logits.dtype))
 
-        router_z_loss.__name__ = router_z_loss.__qualname__ = way.__name__
-        router_z_loss.__module__, router_z_loss.__doc__ = way.__module__, summary
-        mark("router_z_loss", summary=summary, **options)(router_z_loss)
-        return way
+    return router_z_loss
 
-    return register
+
+planted = planter("router_z_loss", signed)
 
 
 @planted(fault, "the log-sum-exp is not squared")

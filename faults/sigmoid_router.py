@@ -4,12 +4,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from assay.faults.planting import bent
+from assay.faults.planting import bent, planter
 from assay.registry import benign, fault
 
 Routed = tuple[Tensor, Tensor]
@@ -61,19 +60,16 @@ def weigh(c: Call, index: Tensor, scores: Tensor | None = None) -> Routed:
     return (kept / kept.sum(-1, keepdim=True) if c.normalize else kept) * c.scale, index
 
 
-def planted(mark: Callable[..., Any], summary: str, **options: Any) -> Callable[[Way], Way]:
-    """Give a way to route the signature of the kind, under its own name, and register it."""
-    def register(way: Way) -> Way:
-        def sigmoid_router(logits: Tensor, bias: Tensor, *, top_k: int, n_groups: int = 1, top_groups: int = 1,
-                           normalize: bool = True, scale: float = 1.0) -> Routed:
-            return way(Call(logits, bias, top_k, n_groups, top_groups, normalize, scale))
+def signed(way: Way) -> Callable[..., Routed]:
+    """A way with the signature of the kind."""
+    def sigmoid_router(logits: Tensor, bias: Tensor, *, top_k: int, n_groups: int = 1, top_groups: int = 1,
+                       normalize: bool = True, scale: float = 1.0) -> Routed:
+        return way(Call(logits, bias, top_k, n_groups, top_groups, normalize, scale))
 
-        sigmoid_router.__name__ = sigmoid_router.__qualname__ = way.__name__
-        sigmoid_router.__module__, sigmoid_router.__doc__ = way.__module__, summary
-        mark("sigmoid_router", summary=summary, **options)(sigmoid_router)
-        return way
+    return sigmoid_router
 
-    return register
+
+planted = planter("sigmoid_router", signed)
 
 
 @planted(fault, "the bias stays in the weights")

@@ -4,12 +4,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from assay.faults.planting import bent
+from assay.faults.planting import bent, planter
 from assay.registry import benign, fault
 
 
@@ -69,21 +68,18 @@ def plain(c: Call) -> tuple[Tensor, Tensor]:
     return torch.softmax(s.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0) @ heads(c.v, c), lse
 
 
-def planted(mark: Callable[..., Any], summary: str, **options: Any) -> Callable[[Way], Way]:
-    """Give a way to attend the signature of the kind, under its own name, and register it."""
-    def register(way: Way) -> Way:
-        def sink_attention(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *, causal: bool = False, window: int | None = None,
-                           scale: float | None = None) -> Tensor:
-            if sinks.shape != (q.shape[1],) or q.shape[1] % k.shape[1]:
-                raise ValueError(f"sinks={tuple(sinks.shape)} must be one logit a head")
-            return way(Call(q, k, v, sinks, causal, window, q.shape[-1] ** -0.5 if scale is None else scale))
+def signed(way: Way) -> Callable[..., Tensor]:
+    """A way with the signature of the kind."""
+    def sink_attention(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *, causal: bool = False, window: int | None = None,
+                       scale: float | None = None) -> Tensor:
+        if sinks.shape != (q.shape[1],) or q.shape[1] % k.shape[1]:
+            raise ValueError(f"sinks={tuple(sinks.shape)} must be one logit a head")
+        return way(Call(q, k, v, sinks, causal, window, q.shape[-1] ** -0.5 if scale is None else scale))
 
-        sink_attention.__name__ = sink_attention.__qualname__ = way.__name__
-        sink_attention.__module__, sink_attention.__doc__ = way.__module__, summary
-        mark("sink_attention", summary=summary, **options)(sink_attention)
-        return way
+    return sink_attention
 
-    return register
+
+planted = planter("sink_attention", signed)
 
 
 @planted(fault, "the sinks take no part")
