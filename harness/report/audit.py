@@ -23,7 +23,7 @@ def render(library: str, version: str, command: str, rows: Sequence[Json], notes
     ordered = sorted(rows, key=lambda row: (VERDICTS.index(row["verdict"]), row["type"]))
     spent = sum(row["seconds"] for row in rows)
     lines = [f"# Audit of {library} {version}", "", f"{headline(rows)}.", "",
-             f"`{escape(command)}` · {spent:.0f} s of processor time, {spent / max(1, len(rows)):.1f} s a type. Each type is built "
+             f"`{escape(command)}` · {spent / max(1, len(rows)):.1f} s a type on average, by the clock. Each type is built "
              "offline from a tiny configuration with weights from a seed, and tried in a process of its own.", ""]
     lines += table(("type", "built", "verdict", "failing properties", "seconds"),
                    [(row["type"], "yes" if row["built"] else "no", row["verdict"], ", ".join(row["failing"]) or row["reason"],

@@ -16,12 +16,11 @@ from typing import Any
 
 from assay import registry
 from assay.contract.declaration import Declaration
-from assay.errors import HarnessError
 from assay.properties import Property
 from assay.registry import Benign, Fault
 from assay.run.diagnosis import Attempt, DoctorReport
 from assay.run.events import RED
-from assay.run.hosts import FOR_JUDGES, START_PATIENCE, Channel, Zygote
+from assay.run.hosts import FOR_JUDGES, Channel, Zygote
 from assay.run.judge import Settings
 from assay.run.plan import CaseSpec, why_not
 from assay.run.zygote import FOR_HOSTS
@@ -214,14 +213,7 @@ class Team:
             return {"status": "crash", "message": "it took its judge along"}
 
     def _judge(self, seed: int) -> Channel:
-        channel = self._zygote.open({"role": "judge"})
-        channel.send({"targets": self._targets, "settings": asdict(replace(self._settings, seed=seed))})
-        try:
-            channel.receive(time.monotonic() + START_PATIENCE)
-        except (ConnectionError, TimeoutError) as error:
-            channel.kill()
-            raise HarnessError(f"a judge did not start: {error or type(error).__name__}") from error
-        return channel
+        return self._zygote.judge({"targets": self._targets, "settings": asdict(replace(self._settings, seed=seed))})
 
 
 def _zygote() -> Zygote:

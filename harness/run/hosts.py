@@ -83,6 +83,17 @@ class Zygote:
         """Fork a judge (or host) and return the connection to it."""
         return Channel(self.address, request)
 
+    def judge(self, setup: Mapping[str, Any]) -> Channel:
+        """Fork a judge, tell it targets and settings, and see it ready; that one cannot start is a fault of ours."""
+        channel = self.open({"role": "judge"})
+        try:
+            channel.send(setup)
+            channel.receive(time.monotonic() + START_PATIENCE)
+        except (ConnectionError, TimeoutError) as error:
+            channel.kill()
+            raise HarnessError(f"a judge did not start: {error or type(error).__name__}") from error
+        return channel
+
     def close(self) -> None:
         """End the zygote and with it every judge and host."""
         if self._process.stdin is not None:

@@ -35,7 +35,8 @@ class Bench:
             if zygote is None:
                 raise HarnessError("an isolated target needs a zygote")
             declared = [Declaration.from_json(one) for one in target["declarations"]]
-            host: Host = RemoteHost(zygote, target["target"], target["kind"], timeout=self.settings.timeout)
+            host: Host = RemoteHost(zygote, target["target"], target["kind"], timeout=self.settings.timeout,
+                                    memory=target.get("memory"))
         else:
             declared = target["declared"] if "declared" in target else local_declarations(target["declarations"])
             host = LocalHost(declared)

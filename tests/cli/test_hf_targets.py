@@ -12,14 +12,26 @@ import torch
 from assay.contract.kinds import KINDS
 from assay.contract.loading import load
 from assay.errors import UsageError
-from assay.run.audit import Row
-
-pytest.importorskip("transformers")
 from assay.impls import _hf_families, hf_causal_lm
+from assay.run import audit
+from assay.run.audit import Row
 
 Call = Callable[..., tuple[int, str, str]]
 NARROW = ("--profile", "quick", "--isolate", "never", "--workers", "1", "--quiet",
           "--only", "causal_lm/chunks_with_a_cache_give_what_one_pass_gives", "--only", "causal_lm/later_tokens_do_not_matter")
+ENDS = '''
+import os, assay, torch
+@assay.implements("causal_lm", name="ends", lacks=("cache", "mask"))
+class Ends(torch.nn.Module):
+    vocab_size, max_length = 97, None
+    def __init__(self, *, seed):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(97, 97, generator=torch.Generator().manual_seed(seed)))
+    def forward(self, ids, *, mask=None):
+        if ids.shape[1] > 3:
+            os._exit(4)
+        return self.table[ids]
+'''
 
 
 @pytest.fixture
@@ -42,12 +54,12 @@ def test_a_checkpoint_is_checked(assay: Call, checkpoint: Path, tmp_path: Path) 
 
 
 def test_a_checkpoint_has_its_own_weights(checkpoint: Path) -> None:
-    """No seed is taken, and the logits are those of the model that was saved."""
+    """No seed is taken, and every parameter is that of the model that was saved."""
     made = load(f"hf:{checkpoint}")[0]
     assert made.name == "hf:small" and "seed" not in made.keywords and made.function is not None
-    ids = torch.tensor([[1, 2, 3]])
-    saved = hf_causal_lm.Adapter(hf_causal_lm.tiny("gpt2", hf_causal_lm.model_class("GPT2LMHeadModel"), 3), "gpt2")
-    assert torch.allclose(made.function()(ids), saved(ids), atol=1e-4)
+    saved = hf_causal_lm.tiny("gpt2", hf_causal_lm.model_class("GPT2LMHeadModel"), 3)
+    pairs = list(zip(made.function().parameters(), saved.parameters(), strict=True))
+    assert pairs and all(torch.equal(loaded, own) for loaded, own in pairs)
 
 
 def test_a_pickle_is_not_read(checkpoint: Path) -> None:
@@ -97,6 +109,22 @@ def test_an_audit_writes_a_table(assay: Call, tmp_path: Path) -> None:
 def test_an_audit_of_nothing_is_told(assay: Call, arguments: tuple[str, ...], said: str) -> None:
     code, out, err = assay("audit", *arguments)
     assert code == 2 and said in err and not out
+
+
+def test_what_is_not_reached_in_time_is_told() -> None:
+    """A second is over before anything is built, or in the first cases: the type is given up, and nothing is said against it."""
+    row, = audit.run(["hf:gpt2"], workers=1, timeout=0.5)
+    assert not row.failing and row.verdict in ("not built", "inconclusive") and row.reason
+
+
+@pytest.mark.parametrize(("text", "verdict", "told"), [
+    ("import os; os._exit(3)", "not built", "exited with code 3"),
+    (ENDS, "non-conformant", "exited with code 4")])
+def test_a_type_that_ends_its_host_is_told(tmp_path: Path, text: str, verdict: str, told: str) -> None:
+    """The host is gone and the audit is not: while it is imported that is why it is not built, in a case it is a crash."""
+    (tmp_path / "ends.py").write_text(text)
+    row, = audit.run([str(tmp_path / "ends.py")], workers=1, timeout=100)
+    assert row.verdict == verdict and told in " ".join([row.reason, *row.messages.values()])
 
 
 def test_a_verdict_follows_from_what_is_known() -> None:
