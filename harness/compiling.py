@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from assay.errors import NotExercisedError
 
@@ -38,6 +39,8 @@ class Compiled:
         missing = missing_compiler(self.backend)
         if missing:
             raise NotImplementedError(missing)
+        if is_in_torch_dispatch_mode():  # where torch compiles nothing, and never again what it has skipped once
+            raise NotExercisedError(f"{self.backend}: no graph is compiled while a mode watches every operation")
         import torch._dynamo.exc  # on the first call: seconds that listing the implementations should not take
 
         before, compiled = self.ran, self._compiled(arguments, options)

@@ -10,6 +10,7 @@ import torch
 from assay import registry
 from assay.compiling import Compiled, missing_compiler
 from assay.errors import NotExercisedError
+from assay.run.counting import Counter
 from assay.run.judge import Settings
 from assay.run.judging import Bench
 from assay.run.plan import CaseSpec, Selection, make_plan
@@ -49,6 +50,14 @@ def test_the_recompile_limit_is_told_and_never_a_silent_fallback() -> None:
 def test_a_call_without_a_graph_is_not_exercised() -> None:
     with pytest.raises(NotExercisedError, match="no compiled graph ran"):
         Compiled(lambda x: hidden(x), "aot_eager", whole=False)(torch.ones(3))
+
+
+def test_where_operations_are_counted_no_graph_is_made_and_later_calls_are_as_before() -> None:
+    compiled = Compiled(halved, "aot_eager")
+    with Counter({}), pytest.raises(NotExercisedError, match="a mode watches every operation"):
+        compiled(torch.ones(3))
+    assert torch.equal(compiled(torch.ones(3)), halved(torch.ones(3)))
+    assert compiled.ran == 1
 
 
 def test_a_fallback_makes_the_case_not_exercised(monkeypatch: pytest.MonkeyPatch) -> None:
