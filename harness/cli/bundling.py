@@ -6,7 +6,7 @@ from pathlib import Path
 
 from assay.report import bundle as bundles
 from assay.report import jsonl, trend
-from assay.report.render import write_text
+from assay.report.render import write_bytes
 from assay.report.status import plural
 from assay.run import waivers as waiver_files
 from assay.run.rerun import again, changed_sources, sample
@@ -52,4 +52,4 @@ def show_trend(folder: Path, out: Path | None) -> None:
     chart = trend.svg(found)
     print("\n".join(point.line() for point in found))
     if out is not None:
-        print(f"wrote {write_text(out, chart)}")
+        print(f"wrote {write_bytes(out, chart.encode())}")

@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -20,6 +18,7 @@ from typing import Any
 from assay.errors import UsageError
 from assay.report import jsonl
 from assay.report.jsonl import Report
+from assay.report.render import write_bytes
 from assay.run import events
 
 SCHEMA = 1
@@ -54,7 +53,7 @@ def pack(report: Report, path: Path, waivers: bytes | None = None) -> Path:
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         for name, data in members.items():
             file.writestr(zipfile.ZipInfo(name, EPOCH), data, zipfile.ZIP_DEFLATED)
-    return _write(path, archive.getvalue())
+    return write_bytes(path, archive.getvalue())
 
 
 def derived(report: Report) -> dict[str, bytes]:
@@ -70,22 +69,6 @@ def hashes(members: Mapping[str, bytes]) -> dict[str, str]:
 
 def _json(value: Any) -> bytes:
     return (json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def _write(path: Path, data: bytes) -> Path:
-    temporary = ""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)  # mkstemp makes it private; a bundle is there to be read
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        raise UsageError(f"out={path} must be a file to write, got {error.strerror}") from None
-    return path
 
 
 # ------------------------------------------------------------------------------------------------ reading

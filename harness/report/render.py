@@ -33,17 +33,22 @@ def write_all(report_or_path: Report | str | Path, out_dir: str | Path, *, badge
 
 
 def write_text(path: Path, text: str) -> Path:
+    """Replace a file of a folder that was asked for; see `write_bytes`."""
+    return write_bytes(path, text.encode("utf-8", "replace"), rule=f"out={path.parent} must be a folder to write to")
+
+
+def write_bytes(path: Path, data: bytes, *, rule: str = "") -> Path:
     """Replace a file whole; UsageError where that cannot be done, with the old file left as it was."""
     temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
         os.chmod(temporary, 0o644)  # mkstemp makes it private; a report is there to be read
         os.replace(temporary, path)
     except OSError as error:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
-        raise UsageError(f"out={path.parent} must be a folder to write to, got {error.strerror}") from None
+        raise UsageError(f"{rule or f'out={path} must be a file to write'}, got {error.strerror}") from None
     return path
