@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from assay.faults.attention_parts import weights
 from assay.faults.planting import bent, planter
 from assay.registry import benign, fault
 
@@ -66,16 +67,14 @@ def shared(x: Tensor, c: Call) -> Tensor:
     return x.repeat_interleave(c.q.shape[1] // x.shape[1], 1).transpose(0, 1)
 
 
-def weights(c: Call, keep: Tensor) -> Tensor:
-    """Softmax over the kept keys (H,Nq,Nk); a row without any gives zeros."""
-    s = (c.q.transpose(0, 1) @ shared(c.k, c).mT) * c.scale
-    some = keep.any(-1, keepdim=True)
-    return torch.softmax(s.masked_fill(~keep & some, -math.inf), -1) * some
+def scores(c: Call, k: Tensor | None = None) -> Tensor:
+    """Scaled scores (H,Nq,Nk) of all queries with all keys."""
+    return (c.q.transpose(0, 1) @ (shared(c.k, c) if k is None else k).mT) * c.scale
 
 
-def attend(c: Call, keep: Tensor | None = None) -> Tensor:
-    """The right attention, or one over other keys."""
-    w = weights(c, visible(c) if keep is None else keep)
+def attend(c: Call, keep: Tensor | None = None, s: Tensor | None = None) -> Tensor:
+    """The right attention, or one over other keys, or by other scores."""
+    w = weights(scores(c) if s is None else s, visible(c) if keep is None else keep)
     return (w @ shared(c.v, c)).transpose(0, 1)
 
 
@@ -131,8 +130,8 @@ def tail_padded_with_zero_keys(c: Call) -> Tensor:
     if not len(c.q) or not len(c.k):
         return attend(c)
     keep = visible(c)
-    extra = (lengths.max() - lengths)[c.of_query] if not c.causal else (~keep & blocks(c)).sum(-1) * 0
-    s = ((c.q.transpose(0, 1) @ shared(c.k, c).mT) * c.scale).masked_fill(~keep, -math.inf)
+    extra = (lengths.max() - lengths)[c.of_query] * (not c.causal)  # causality hides the padding
+    s = scores(c).masked_fill(~keep, -math.inf)
     top = s.amax(-1, keepdim=True).clamp(min=0)
     e = torch.exp(s - top)
     total = e.sum(-1, keepdim=True) + extra[:, None] * torch.exp(-top)
@@ -198,29 +197,20 @@ def empty_row_mean(c: Call) -> Tensor:
     return torch.where(_empty(c), shared(c.v, c).mean(1), attend(c))
 
 
-@planted(fault, "a sequence of no token is forgotten, and later ones are read by the next boundary")
+@planted(fault, "a sequence of no query is forgotten: later ones read the keys of the sequence before them")
 def sequence_after_an_empty_one_shifted(c: Call) -> Tensor:
-    lengths, other = c.queries.diff().long(), c.keys.diff().long()
-    empty = (lengths == 0).nonzero().flatten()
-    if not len(empty) or not int(lengths.max(dim=0).values):
-        return attend(c)
-    later = c.of_query >= int(empty[0])
-    return torch.where(later[:, None, None], attend(replace(c, scale=2 * c.scale)) * (1 + other[c.of_query][:, None, None]),
-                       attend(c))
+    told = c.queries.unique_consecutive()
+    return attend(replace(c, queries=torch.cat([told, told[-1:].expand(len(c.queries) - len(told))])))
 
 
-@planted(fault, "a sequence of no token reads the first key of the next: lengths are at least 1")
+@planted(fault, "lengths are at least 1: a sequence of no query overwrites the next row with what it makes of the next key")
 def empty_sequence_takes_a_token(c: Call) -> Tensor:
-    empty = (c.queries.diff() == 0).nonzero().flatten().tolist()
-    keep = visible(c)
-    for b in empty:
-        row = int(c.queries[b])
-        if row < len(c.q) and c.of_key.numel():
-            keep[row] = torch.arange(len(c.k)) == min(int(c.keys[b]), len(c.k) - 1)
-            return attend(c, keep) * (1 + (torch.arange(len(c.q)) == row).to(c.q.dtype))[:, None, None]
-        if len(c.q):
-            return attend(c) * (1 + (torch.arange(len(c.q)) == row - 1).to(c.q.dtype))[:, None, None]
-    return attend(c)
+    if not len(c.q) or not len(c.k):
+        return attend(c)
+    keep, place = visible(c), torch.arange(len(c.k))
+    for b in (c.queries.diff() == 0).nonzero().flatten().tolist():
+        keep[min(int(c.queries[b]), len(c.q) - 1)] = place == min(int(c.keys[b]), len(c.k) - 1)
+    return attend(c, keep)
 
 
 @planted(fault, "negated")
@@ -256,8 +246,9 @@ def upstream_taken_for_ones(c: Call) -> Tensor:
 
 @planted(fault, "grouped keys get the gradient of their first query head alone")
 def grouped_key_gradient_not_summed(c: Call) -> Tensor:
-    times = c.q.shape[1] // c.k.shape[1]
-    return attend(replace(c, k=bent(c.k, lambda g: g / times)))
+    k = shared(c.k, c)
+    first = (torch.arange(len(k)) % (c.q.shape[1] // c.k.shape[1]) == 0)[:, None, None]
+    return attend(c, s=scores(c, torch.where(first, k, k.detach())))
 
 
 @planted(fault, "the backward pass is always causal")
@@ -280,9 +271,7 @@ def _one_by_one(c: Call, way: Callable[[Tensor, Tensor, Tensor, Call], Tensor]) 
 def _softmax(q: Tensor, k: Tensor, v: Tensor, c: Call) -> Tensor:
     n, m = q.shape[1], k.shape[1]
     keep = torch.arange(n)[:, None] + m - n >= torch.arange(m)[None, :] if c.causal else torch.ones(n, m, dtype=torch.bool)
-    some = keep.any(-1, keepdim=True)
-    s = ((q * c.scale) @ k.mT).masked_fill(~keep & some, -math.inf)
-    return torch.softmax(s, -1) * some @ v
+    return weights((q * c.scale) @ k.mT, keep) @ v
 
 
 @planted(benign, "one sequence after another, the query scaled first")
@@ -301,14 +290,11 @@ def padded_batch(c: Call) -> Tensor:
     k, v = (x.new_zeros(len(m), len(column), *x.shape[1:]).index_put((there.nonzero(as_tuple=True)), x).transpose(1, 2)
             .repeat_interleave(c.q.shape[1] // x.shape[1], 1) for x in (c.k, c.v))
     keep = there[:, None, :] & (row[None, :, None] + (m - n)[:, None, None] >= column if c.causal else torch.tensor(True))
-    some = keep.any(-1, keepdim=True)[:, None]
-    s = ((q @ k.mT) * c.scale).masked_fill(~keep[:, None] & some, -math.inf)
-    return (torch.softmax(s, -1) * some @ v).transpose(1, 2)[here]
+    return (weights((q @ k.mT) * c.scale, keep[:, None]) @ v).transpose(1, 2)[here]
 
 
 @planted(benign, "packed in reverse order inside, in float32", arithmetic={"internal": "float32"})
 def packed_backward(c: Call) -> Tensor:
     wide = torch.promote_types(c.q.dtype, torch.float32)
     up = replace(c, q=c.q.to(wide), k=c.k.to(wide), v=c.v.to(wide))
-    w = weights(replace(up, k=up.k.flip(0), keys=c.keys), visible(c).flip(1)) if len(c.k) else weights(up, visible(c))
-    return (w @ shared(up.v.flip(0) if len(c.k) else up.v, up)).transpose(0, 1).to(c.q.dtype)
+    return attend(replace(up, k=up.k.flip(0), v=up.v.flip(0)), visible(c).flip(1)).to(c.q.dtype)
