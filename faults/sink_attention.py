@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from assay.faults.attention_parts import Options, distance, heads, positional, weights
 from assay.faults.planting import bent, planter
 from assay.registry import benign, fault
 
@@ -28,20 +29,11 @@ class Call:
 Way = Callable[[Call], Tensor]
 
 
-def heads(shared: Tensor, c: Call) -> Tensor:
-    """Key or value heads repeated in blocks."""
-    return shared.repeat_interleave(c.q.shape[1] // shared.shape[1], dim=1)
-
-
 def scores(c: Call, k: Tensor | None = None) -> Tensor:
     """Scores (B,H,Tq,Tk), minus infinity where a key is not seen."""
-    keys = heads(c.k, c) if k is None else k
-    tq, tk = c.q.shape[-2], keys.shape[-2]
-    back = torch.arange(tk - tq, tk)[:, None] - torch.arange(tk)[None, :]
-    hidden = (back < 0) if c.causal or c.window is not None else torch.zeros_like(back, dtype=torch.bool)
-    if c.window is not None:
-        hidden = hidden | (back >= c.window)
-    return ((c.q @ keys.mT) * c.scale).masked_fill(hidden, -math.inf)
+    keys = heads(c.k, c.q) if k is None else k
+    seen = positional(distance(c.q, keys), Options(causal=c.causal, window=c.window))
+    return ((c.q @ keys.mT) * c.scale).masked_fill(~seen, -math.inf)
 
 
 def column(c: Call, sinks: Tensor | None = None) -> Tensor:
@@ -50,22 +42,23 @@ def column(c: Call, sinks: Tensor | None = None) -> Tensor:
     return given[None, :, None, None].expand(*c.q.shape[:3], 1)
 
 
-def weights(s: Tensor, sink: Tensor) -> Tensor:
+def shares(s: Tensor, sink: Tensor) -> Tensor:
     """Softmax over keys and sink, the sink's share dropped."""
     return torch.softmax(torch.cat([s, sink], -1), -1)[..., : s.shape[-1]]
 
 
 def attend(c: Call, sinks: Tensor | None = None, s: Tensor | None = None) -> Tensor:
     """The right attention, with parts replaced."""
-    return weights(scores(c) if s is None else s, column(c, sinks)) @ heads(c.v, c)
+    return shares(scores(c) if s is None else s, column(c, sinks)) @ heads(c.v, c.q)
 
 
 def plain(c: Call) -> tuple[Tensor, Tensor]:
     """Attention without sinks and the log-sum-exp of the scores; rows that see no key give zeros and minus infinity."""
     s = scores(c)
-    empty = torch.isneginf(s).all(-1, keepdim=True)
+    seen = ~torch.isneginf(s)
+    empty = ~seen.any(-1, keepdim=True)
     lse = torch.logsumexp(s.masked_fill(empty, 0.0), -1, keepdim=True).masked_fill(empty, -math.inf)
-    return torch.softmax(s.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0) @ heads(c.v, c), lse
+    return weights(s, seen) @ heads(c.v, c.q), lse
 
 
 def signed(way: Way) -> Callable[..., Tensor]:
@@ -102,7 +95,7 @@ def sink_negated(c: Call) -> Tensor:
     return attend(c, -c.sinks)
 
 
-@planted(fault, "the sink is counted once a group of two queries' tiles: twice in the sum")
+@planted(fault, "the sink is counted in each of two tiles of keys: twice in the sum")
 def sink_counted_twice(c: Call) -> Tensor:
     return attend(c, c.sinks + math.log(2))
 
@@ -115,7 +108,7 @@ def sink_of_first_head(c: Call) -> Tensor:
 @planted(fault, "one sink a key/value head: that of the group's first query head")
 def sinks_by_group(c: Call) -> Tensor:
     times = c.q.shape[1] // c.k.shape[1]
-    return attend(c, c.sinks[::times].repeat_interleave(times) if times > 1 else c.sinks.roll(1))
+    return attend(c, c.sinks[::times].repeat_interleave(times))
 
 
 @planted(fault, "every head reads the next head's sink")
@@ -133,15 +126,15 @@ def sink_subtracts_its_logit(c: Call) -> Tensor:
     s = scores(c)
     top = torch.cat([s, column(c)], -1).amax(-1, keepdim=True)
     e = torch.exp(s - top)
-    return e / (e.sum(-1, keepdim=True) + column(c).abs()) @ heads(c.v, c)
+    return e / (e.sum(-1, keepdim=True) + column(c).abs()) @ heads(c.v, c.q)
 
 
 @planted(fault, "the sink's share goes to the mean of the values")
 def sink_value_is_mean(c: Call) -> Tensor:
     if not c.k.shape[-2]:
         return attend(c)
-    w = weights(scores(c), column(c))
-    return w @ heads(c.v, c) + (1 - w.sum(-1, keepdim=True)) * heads(c.v, c).mean(-2, keepdim=True)
+    w = shares(scores(c), column(c))
+    return w @ heads(c.v, c.q) + (1 - w.sum(-1, keepdim=True)) * heads(c.v, c.q).mean(-2, keepdim=True)
 
 
 @planted(fault, "the causal mask hides the sink from the first queries")
@@ -150,7 +143,7 @@ def sink_hidden_by_causality(c: Call) -> Tensor:
     hidden = (place == 0) & torch.tensor(c.causal or c.window is not None)
     s = scores(c)
     empty = torch.isneginf(s).all(-1, keepdim=True)
-    return weights(s, column(c).masked_fill(hidden & ~empty, -math.inf)) @ heads(c.v, c)
+    return shares(s, column(c).masked_fill(hidden & ~empty, -math.inf)) @ heads(c.v, c.q)
 
 
 @planted(fault, "sinks below −8 are raised to it")
@@ -167,13 +160,13 @@ def sink_left_out_of_maximum(c: Call) -> Tensor:
     top = torch.where(top.isfinite(), top, column(c))
     e, extra = torch.exp(s - top), torch.exp(column(c) - top)
     total = e.sum(-1, keepdim=True) + extra
-    return (e @ heads(c.v, c)) * (1 / total) * (1 + 0 * extra)
+    return (e @ heads(c.v, c.q)) * (1 / total) * (1 + 0 * extra)
 
 
 @planted(fault, "no maximum is subtracted")
 def no_shift(c: Call) -> Tensor:
     e = torch.exp(scores(c))
-    return e / (e.sum(-1, keepdim=True) + torch.exp(column(c))) @ heads(c.v, c)
+    return e / (e.sum(-1, keepdim=True) + torch.exp(column(c))) @ heads(c.v, c.q)
 
 
 @planted(fault, "the sink takes the place of the first key")
@@ -198,9 +191,7 @@ def window_one_too_wide(c: Call) -> Tensor:
 def causal_strict(c: Call) -> Tensor:
     if not c.causal and c.window is None:
         return attend(c)
-    tq, tk = c.q.shape[-2], c.k.shape[-2]
-    own = torch.arange(tk - tq, tk)[:, None] == torch.arange(tk)[None, :]
-    return attend(c, s=scores(c).masked_fill(own, -math.inf))
+    return attend(c, s=scores(c).masked_fill(distance(c.q, c.k) == 0, -math.inf))
 
 
 @planted(fault, "a given scale is ignored")
@@ -231,7 +222,7 @@ def empty_row_mean(c: Call) -> Tensor:
     if not c.k.shape[-2]:
         return attend(c)
     empty = torch.isneginf(scores(c)).all(-1, keepdim=True)
-    return torch.where(empty, heads(c.v, c).mean(-2, keepdim=True), attend(c))
+    return torch.where(empty, heads(c.v, c.q).mean(-2, keepdim=True), attend(c))
 
 
 @planted(fault, "negated")
@@ -258,7 +249,7 @@ def sink_gradient_negated(c: Call) -> Tensor:
 def sink_gradient_of_one_sample(c: Call) -> Tensor:
     rest = torch.arange(c.q.shape[0])[:, None, None, None] == 0
     sink = column(c)
-    return weights(scores(c), torch.where(rest, sink, sink.detach())) @ heads(c.v, c)
+    return shares(scores(c), torch.where(rest, sink, sink.detach())) @ heads(c.v, c.q)
 
 
 @planted(fault, "the sinks' gradient is a mean over the queries in place of a sum")
@@ -285,7 +276,7 @@ def upstream_taken_for_ones(c: Call) -> Tensor:
 def grouped_key_gradient_not_summed(c: Call) -> Tensor:
     times = c.q.shape[1] // c.k.shape[1]
     first = (torch.arange(c.q.shape[1]) % times == 0)[:, None, None]
-    return attend(c, s=scores(c, torch.where(first, heads(c.k, c), heads(c.k, c).detach())))
+    return attend(c, s=scores(c, torch.where(first, heads(c.k, c.q), heads(c.k, c.q).detach())))
 
 
 @planted(benign, "attention without sinks, times σ(lse − sink)")
@@ -297,13 +288,13 @@ def gate_of_the_log_sum(c: Call) -> Tensor:
 @planted(benign, "the sink is a first key of its own score and value 0, its channel beside the others")
 def sink_as_a_key(c: Call) -> Tensor:
     s = torch.cat([column(c), scores(c)], -1)
-    v = torch.nn.functional.pad(heads(c.v, c), (0, 0, 1, 0))
+    v = torch.nn.functional.pad(heads(c.v, c.q), (0, 0, 1, 0))
     return torch.softmax(s, -1) @ v
 
 
 @planted(benign, "tile by tile with a running maximum that begins at the sink")
 def online_from_the_sink(c: Call) -> Tensor:
-    s, values, top = scores(c), heads(c.v, c), column(c)
+    s, values, top = scores(c), heads(c.v, c.q), column(c)
     total, out = torch.ones_like(top), c.q.new_zeros(*c.q.shape[:3], c.v.shape[-1])
     for tile, v in zip(s.split(8, -1), values.split(8, -2), strict=True) if s.shape[-1] else ():
         new = torch.maximum(top, tile.amax(-1, keepdim=True))
@@ -319,4 +310,4 @@ def powers_of_two(c: Call) -> Tensor:
     s, sink = scores(up) / math.log(2), column(up) / math.log(2)
     top = torch.cat([s, sink], -1).amax(-1, keepdim=True).detach()
     e = torch.exp2(s - top)
-    return (e @ heads(up.v, up) / (e.sum(-1, keepdim=True) + torch.exp2(sink - top))).to(c.q.dtype)
+    return (e @ heads(up.v, up.q) / (e.sum(-1, keepdim=True) + torch.exp2(sink - top))).to(c.q.dtype)
