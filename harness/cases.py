@@ -335,6 +335,11 @@ class Cases:
             yield configuration.but(seed=seed)
 
 
+def at_least(size: int) -> Callable[[int], bool]:
+    """A rule for `given`: a letter of this size or more."""
+    return lambda value: value >= size
+
+
 def _chosen(rule: Any, choices: tuple[Any, ...]) -> tuple[Any, ...]:
     """`given` narrows the choices: a value fixes, a tuple lists, a predicate filters; a letter's name means equal."""
     if rule is ANY:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from assay import registry
-from assay.cases import Cases, Configuration, Example, draw_values, generator
+from assay.cases import Cases, Configuration, Example, at_least, draw_values, generator
 from assay.contract.declaration import Declaration
 from assay.ledger import equal, fact, identical
 from assay.numbers.bound import Bounded
@@ -97,10 +97,6 @@ def draw_lengths(sort: str, batch: int, longest: int, source: torch.Generator) -
 def bounds(lengths: torch.Tensor) -> torch.Tensor:
     """The running sum of the lengths, from 0: (B + 1,) int32."""
     return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
-
-
-def at_least(size: int) -> Any:
-    return lambda value: value >= size
 
 
 def parts(example: Example) -> list[tuple[slice, slice]]:

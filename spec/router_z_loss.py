@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from assay.cases import Cases, Configuration, Example, draw_values, generator
+from assay.cases import Cases, Configuration, Example, at_least, draw_values, generator
 from assay.contract.declaration import Declaration
 from assay.properties import Specification
 from assay.spec.conduct import add_conduct
-from assay.spec.load_balancing_loss import FAMILIES, MASKED, at_least, draw_mask
+from assay.spec.router_loss_cases import FAMILIES, MASKED, assert_same_for_twice_the_tokens, draw_mask
 from assay.subject import Subject
 
 
@@ -57,11 +57,7 @@ def equal_logits_give_the_logarithm_of_the_experts(loss: Subject, example: Examp
             given={"N": (1, 2, 3, 5, 16)})
 def twice_the_tokens_give_the_same(loss: Subject, example: Example) -> None:
     """Every token twice, or as many that are not counted besides, gives the loss of the tokens once: it is a mean."""
-    twice = {name: torch.cat([example[name]] * 2) for name in example}
-    assert loss(**example.but(**twice)) == loss(**example)
-    if loss.declaration.claims("mask"):
-        count = torch.arange(2 * example.dims["N"]) < example.dims["N"]
-        assert loss(**example.but(**{**twice, "mask": count & twice.get("mask", count)})) == loss(**example)
+    assert_same_for_twice_the_tokens(loss, example)
 
 
 @spec.holds("X-ZL-1", kills=("last_token_left_out", "last_expert_left_out"), rests_on=(conduct["form"],), given={"N": at_least(2)})

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from assay import registry
-from assay.cases import Cases, Configuration, Example, draw_values, generator
+from assay.cases import Cases, Configuration, Example, at_least, draw_values, generator
 from assay.contract.declaration import Declaration
 from assay.ledger import fact, identical
 from assay.numbers.bound import Bounded
@@ -69,10 +69,6 @@ def draw_sinks(sort: str, heads: int, source: torch.Generator, dtype: torch.dtyp
     if sort == "steps":
         return (torch.arange(heads) - heads / 2).to(dtype)
     return draw_values("normal", (heads,), source, dtype)
-
-
-def at_least(size: int) -> Any:
-    return lambda value: value >= size
 
 
 SOME = {"B": at_least(1), "Tq": at_least(1), "Tk": at_least(1)}
