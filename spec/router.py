@@ -107,10 +107,17 @@ def routed(router: Subject, example: Example) -> Routed:
     """One call, its choice found legal and within reach; ends the example where it is not."""
     weights, indices = router(**example)
     experts, numbers = example.w_router.shape[0], deciders(router, example)
-    _require_legal(indices, experts)
-    indices = indices.long()
-    possible = reachable(numbers, membership(indices, experts))
-    sure = certain(numbers, example.top_k)
+    require_legal(indices, experts)
+    possible, sure = reachable(numbers, membership(indices, experts)), certain(numbers, example.top_k)
+    return weighed(router, example, weights, indices.long(), experts, possible=possible, sure=sure)
+
+
+def weighed(
+    router: Subject, example: Example, weights: Bounded, indices: torch.Tensor, experts: int, *, possible: torch.Tensor,
+    sure: torch.Tensor,
+) -> Routed:
+    """The outcome of a call whose choice is possible for every token, beside the formula's weights for that choice; ends the
+    example where it is not. sure: tokens for which every rounding leads to one choice."""
     wrong = int((~possible).sum())
     if not fact(
         wrong == 0,
@@ -121,7 +128,8 @@ def routed(router: Subject, example: Example) -> Routed:
         check="choice of experts",
     ):
         raise ExampleOverError("wrong experts")
-    allowed, formula = router.bars(**example, indices=indices)[0], router.exact(**example, indices=indices)[0]
+    given = {**example, "indices": indices}
+    allowed, formula = router.bars(**given)[0], router.exact(**given)[0]
     return Routed(Bounded(weights.value, allowed.bar), formula, indices, sure, experts)
 
 
@@ -130,7 +138,8 @@ def _first(indices: torch.Tensor, wrong: torch.Tensor) -> str:
     return f"experts {sorted(rows[0].tolist())} of token {int(wrong.nonzero()[0])}" if len(rows) else ""
 
 
-def _require_legal(indices: torch.Tensor, experts: int) -> None:
+def require_legal(indices: torch.Tensor, experts: int) -> None:
+    """Indices are whole numbers of distinct experts; ends the example where they are not."""
     whole = not indices.is_floating_point() and indices.dtype != torch.bool
     if not fact(
         whole, f"indices are {indices.dtype}", expected="integers", check="type of indices", decided=indices.numel() > 0
@@ -256,7 +265,7 @@ def one_expert_has_weight_one(router: Subject, example: Example) -> None:
 )
 def one_expert_gives_no_router_gradient(router: Subject, example: Example) -> None:
     """With K = 1 the router's gradient is 0: a weight that is always 1 tells it nothing."""
-    gradients, _ = gradients_of_choice(router, example)
+    gradients, _, _ = gradients_of_choice(router, example)
     assert gradients["w_router"].abs() <= 0.0
     assert gradients["x"].abs() <= 0.0
 
@@ -301,7 +310,7 @@ def other_tokens_do_not_matter(router: Subject, example: Example) -> None:
     before, other = routed(router, example), example.x.clone()
     other[1:] = other[1:] * (16 if example.dtype == torch.float16 else 1024) + 1
     weights, indices = router.values(**example.but(x=other))
-    _require_legal(indices, before.experts)
+    require_legal(indices, before.experts)
     if not bool(before.certain[0]):
         fact(True, "", decided=False, check="the token's choice is certain")
         return
@@ -310,12 +319,14 @@ def other_tokens_do_not_matter(router: Subject, example: Example) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ gradients
-def gradients_of_choice(router: Subject, example: Example) -> tuple[dict[str, Bounded], dict[str, Bounded]]:
-    """Measured gradients, and the formula's for the very choice that the implementation made in that call."""
-    up, names = router.upstream(**example), ("x", "w_router")
+def gradients_of_choice(
+    router: Subject, example: Example, names: tuple[str, ...] = ("x", "w_router"),
+) -> tuple[dict[str, Bounded], dict[str, Bounded], torch.Tensor]:
+    """Measured gradients, the formula's for the very choice that the implementation made in that call, and that choice (N,E)."""
+    up = router.upstream(**example)
     answer = router.answer(_wrt=names, _upstream=up, **example)
-    indices = answer.outputs[1]
-    _require_legal(indices, example.w_router.shape[0])
+    indices, experts = answer.outputs[1], example.w_router.shape[0] if "w_router" in example else example.logits.shape[1]
+    require_legal(indices, experts)
     given = {**example, "indices": indices.long()}
     bars = router.gradient_bars(upstream=up, wrt=names, **given)
     exact = router.exact_gradients(upstream=up, wrt=names, **given)
@@ -323,7 +334,7 @@ def gradients_of_choice(router: Subject, example: Example) -> tuple[dict[str, Bo
     for name in names:
         got = answer.gradients.get(name)
         found[name] = Bounded(torch.zeros_like(bars[name].value) if got is None else got.double(), bars[name].bar)
-    return found, exact
+    return found, exact, membership(indices, experts)
 
 
 @spec.holds(
@@ -335,7 +346,7 @@ def gradients_of_choice(router: Subject, example: Example) -> tuple[dict[str, Bo
 )
 def gradient_is_the_formula(router: Subject, example: Example) -> None:
     """The gradients of tokens and router are those of the weights, with the choice held fixed."""
-    got, want = gradients_of_choice(router, example)
+    got, want, _ = gradients_of_choice(router, example)
     assert got["w_router"] == want["w_router"]
     assert got["x"] == want["x"]
 
@@ -355,7 +366,7 @@ def gradient_comes_through_chosen_scores(router: Subject, example: Example) -> N
     """
     width = example.x.shape[1]
     probe = example.but(x=torch.eye(width, dtype=example.dtype))
-    got, want = gradients_of_choice(router, probe)
+    got, want, _ = gradients_of_choice(router, probe)
     scores, exact = got["w_router"].T, want["w_router"].T
     untouched = exact.value == 0
     assert scores[untouched].abs() <= 0.0
