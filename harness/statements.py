@@ -40,14 +40,18 @@ class Statement:
 
 @dataclass(frozen=True)
 class Erratum:
-    """A place where the notes are wrong or disagree: what they say, and the reading that is held normative."""
+    """A place where the notes are wrong or disagree: what they say, and the reading that is held normative.
+
+    shown: where it is shown though no property of a kind can hold it, or why it is not; empty where properties hold it.
+    """
 
     id: str
     note: str
     reading: str
+    shown: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {"id": self.id, "note": self.note, "reading": self.reading}
+        return {"id": self.id, "note": self.note, "reading": self.reading, "shown": self.shown}
 
 
 @cache

@@ -9,6 +9,7 @@ import pytest
 from assay import registry, statements
 from assay.errors import UsageError
 from assay.properties import CONDUCT
+from assay.run.catalogue import held_by
 
 TABLE = Path(__file__).resolve().parents[2] / "shared" / "statements.md"
 
@@ -23,6 +24,14 @@ def test_every_statement_has_a_text_a_kind_and_a_source() -> None:
         assert one.text and one.section and one.kinds and set(one.kinds) <= set(statements.KINDS), one.id
         assert any(source in one.source for source in statements.SOURCES), one.id
     assert all(one.note and one.reading for one in statements.errata())
+
+
+def test_every_erratum_is_held_by_a_property_or_shown_elsewhere() -> None:
+    held, root = held_by(), Path(__file__).resolve().parents[1]
+    for one in statements.errata():
+        assert bool(held[one.id]) != bool(one.shown), one.id
+        file = one.shown.split(",")[0]
+        assert not file.endswith(".py") or one.id.lower() in (root / file).read_text(encoding="utf-8"), one.id
 
 
 @pytest.mark.skipif(not TABLE.exists(), reason="the table of statements does not lie beside this checkout")

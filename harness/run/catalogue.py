@@ -182,7 +182,7 @@ def _explain_statement(stated: statements.Statement, example: bool) -> Explanati
 
 def _explain_erratum(wrong: statements.Erratum) -> Explanation:
     held = held_by()[wrong.id]
-    parts = {"the notes say": wrong.note, "held normative": wrong.reading, "properties": "\n".join(held)}
+    parts = {"the notes say": wrong.note, "held normative": wrong.reading, "properties": "\n".join(held), "shown": wrong.shown}
     return Explanation(wrong.id, parts, {**wrong.to_json(), "properties": held})
 
 
@@ -279,7 +279,7 @@ def markdown() -> str:
         names = ", ".join(f"`{id}`" for id in held[one.id]) or "waiting"
         lines.append(_row(one.id, one.text, " / ".join(one.kinds), one.source, names))
     lines += ["", "## Errata of the notes", "", _row("id", "the notes say", "normative", "held by"), "|---" * 4 + "|"]
-    lines += [_row(one.id, one.note, one.reading, ", ".join(f"`{id}`" for id in held[one.id])) for one in
+    lines += [_row(one.id, one.note, one.reading, ", ".join(f"`{id}`" for id in held[one.id]) or one.shown) for one in
               statements.errata()]
     return "\n".join(lines) + "\n"
 
