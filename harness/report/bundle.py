@@ -28,6 +28,7 @@ NAMES = (jsonl.FILE_NAME, *DERIVED, WAIVERS, MANIFEST)
 LIMIT = jsonl.MAX_BYTES  # of one member, unpacked
 SMALL = 4 * 2**20  # of every other member but report and plan
 CHUNK = 2**20
+PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # of others, some fail with exceptions of their own
 RATIO = 200  # reports pack about 20 to 1; what unpacks to more, and is more than small, is a bomb
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the same bundle from the same report, byte for byte
 
@@ -78,11 +79,11 @@ def unpack(path: Path) -> Bundle:
     manifest = _manifest(members.pop(MANIFEST), path)
     edited = [f"{name} is not what the manifest says" for name, digest in hashes(members).items()
               if digest != manifest.get(name)]
-    edited += [f"{name} is missing" for name in manifest if name not in members]
     report = jsonl.parse(members[jsonl.FILE_NAME], path / jsonl.FILE_NAME)
-    edited += [f"{name} is not what the report says" for name, data in derived(report).items()
-               if members.get(name) != data and f"{name} is missing" not in edited]
-    return Bundle(report, members.get(WAIVERS), manifest, tuple(dict.fromkeys(edited)))
+    told = derived(report)
+    edited += [f"{name} is missing" for name in {**manifest, **told} if name not in members]
+    edited += [f"{name} is not what the report says" for name, data in told.items() if members.get(name, data) != data]
+    return Bundle(report, members.get(WAIVERS), manifest, tuple(edited))
 
 
 def _members(path: Path) -> dict[str, bytes]:
@@ -94,6 +95,8 @@ def _members(path: Path) -> dict[str, bytes]:
             for name in names:
                 if name not in NAMES:
                     raise UsageError(f"{path}: member {events.clean(name, 100)!r} does not belong into a bundle")
+            if any(one.compress_type not in PACKINGS for one in listed):
+                raise UsageError(f"{path}: a member is packed in a way that assay bundle does not use")
             if len(set(names)) < len(names):
                 raise UsageError(f"{path}: a member is there twice; not written by assay bundle")
             missing = next((name for name in (MANIFEST, jsonl.FILE_NAME) if name not in names), None)

@@ -38,12 +38,12 @@ def members(path: Path) -> dict[str, bytes]:
         return {name: file.read(name) for name in file.namelist()}
 
 
-def repacked(path: Path, held: dict[str, bytes], *, rehash: bool = False) -> Path:
+def repacked(path: Path, held: dict[str, bytes], *, rehash: bool = False, packing: int = zipfile.ZIP_DEFLATED) -> Path:
     """A bundle with these members; with a manifest that fits them where asked."""
     if rehash:
         hashed = bundles.hashes({name: data for name, data in held.items() if name != "manifest.json"})
         held = {**held, "manifest.json": json.dumps({**json.loads(held["manifest.json"]), "sha256": hashed}).encode()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+    with zipfile.ZipFile(path, "w", packing) as file:
         for name, data in held.items():
             file.writestr(name, data)
     return path
@@ -98,6 +98,7 @@ def test_whatever_is_no_bundle_is_refused_in_one_line(packed: Path, assay: Call,
         "bomb": (repacked(tmp_path / "x", bomb).read_bytes(), "unpacks to more"), "twice": (twice.getvalue(), "there twice"),
         "no manifest": (repacked(tmp_path / "x", {"report.jsonl": held["report.jsonl"]}).read_bytes(), "lacks manifest.json"),
         "newer": (repacked(tmp_path / "x", newer).read_bytes(), "upgrade"),
+        "packing": (repacked(tmp_path / "x", held, packing=zipfile.ZIP_LZMA).read_bytes(), "packed in a way"),
         "verdict": (repacked(tmp_path / "x", {**held, "report.jsonl": footer}, rehash=True).read_bytes(), "does not follow"),
     }
     before = sorted(tmp_path.rglob("*"))
