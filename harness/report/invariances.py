@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from assay.report.jsonl import Report
-from assay.report.status import worst
+from assay.report.overview import Cell, cell
 from assay.run.events import Json
 
 # The columns in the order in which a reader asks; a name that a report has besides comes after them.
@@ -14,41 +14,24 @@ COLUMNS = ("strides", "batch split", "permutation", "grad / no grad", "repeat", 
 
 
 @dataclass(frozen=True)
-class Shown:
-    """One implementation in one circumstance: the worst status of its types, and the case that gave it."""
-
-    status: str
-    first: str = ""
-
-
-@dataclass(frozen=True)
 class Grid:
     """Columns, and for each kind and implementation its cells by column; a column that says nothing of a kind is missing."""
 
     columns: tuple[str, ...]
-    rows: dict[tuple[str, str], dict[str, Shown]]
+    rows: dict[tuple[str, str], dict[str, Cell]]
 
 
 def grid(report: Report, results: Sequence[Json]) -> Grid:
     """What the properties that name an invariance say of each implementation. Left out counts where nothing was planned."""
     named = {id: info["invariance"] for id, info in report.plan["properties"].items() if info.get("invariance")}
-    planned: dict[tuple[str, str], dict[str, list[tuple[str, str]]]] = defaultdict(lambda: defaultdict(list))
-    left: dict[tuple[str, str], dict[str, list[tuple[str, str]]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[tuple[str, str], dict[str, list[tuple[str, str]]]] = defaultdict(lambda: defaultdict(list))
     for one in results:
         if one["property"] in named:
-            planned[one["kind"], one["implementation"]][named[one["property"]]].append((one["status"], one["id"]))
+            found[one["kind"], one["implementation"]][named[one["property"]]].append((one["status"], one["id"]))
     for entry in report.plan["left_out"]:
         if entry["property"] in named:
             who = entry["property"].partition("/")[0], entry["implementation"]
-            left[who][named[entry["property"]]].append((entry.get("status", "not-claimed"), ""))
-    rows = {
-        who: {column: _shown(planned[who][column] or left[who][column]) for column in {**left[who], **planned[who]}}
-        for who in sorted({*planned, *left})
-    }
+            found[who][named[entry["property"]]].append((entry.get("status", "not-claimed"), ""))
+    rows = {who: {column: cell(pairs) for column, pairs in found[who].items()} for who in sorted(found)}
     columns = {column for cells in rows.values() for column in cells}
     return Grid((*(c for c in COLUMNS if c in columns), *sorted(columns.difference(COLUMNS))), rows)
-
-
-def _shown(found: Sequence[tuple[str, str]]) -> Shown:
-    status = worst(status for status, _ in found)
-    return Shown(status, next((case for one, case in found if one == status), ""))

@@ -126,12 +126,13 @@ def matrix(report: Report, results: Sequence[Json]) -> dict[str, tuple[list[str]
             gathered[kind][entry["implementation"]][statement].append((entry.get("status", "not-claimed"), ""))
     return {
         kind: (sorted({s for row in rows.values() for s in row}, key=statement_order),
-               {name: {s: _cell(found) for s, found in row.items()} for name, row in rows.items()})
+               {name: {s: cell(found) for s, found in row.items()} for name, row in rows.items()})
         for kind, rows in sorted(gathered.items())
     }
 
 
-def _cell(found: Iterable[tuple[str, str]]) -> Cell:
+def cell(found: Iterable[tuple[str, str]]) -> Cell:
+    """The cell of these statuses, each with its case; what was left out has no case, and counts where nothing was planned."""
     pairs = list(found)
     planned = [status for status, case in pairs if case]
     status = worst(planned) if planned else worst(status for status, _ in pairs)

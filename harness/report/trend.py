@@ -10,6 +10,7 @@ from markupsafe import Markup
 from assay.errors import UsageError
 from assay.report import jsonl
 from assay.report.jsonl import Report
+from assay.report.overview import BROKEN
 from assay.run import events
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM, MARGIN = 640, 220, 44, 26, 42, 40
@@ -55,7 +56,7 @@ def points(folder: Path) -> list[Point]:
 
 def _point(report: Report, place: Path, folder: Path) -> Point:
     counts = report.summary["counts"]
-    wrong = sum(counts.get(status, 0) for status in (*events.RED, "blocked", "harness-error"))
+    wrong = sum(counts.get(status, 0) for status in BROKEN | {"blocked"})
     name = place.parent if place.name == jsonl.FILE_NAME and place.parent != folder else place
     return Point(report.header["started"], events.clean(name.relative_to(folder), events.NAME_LENGTH), report.summary["verdict"],
                  counts.get("pass", 0), wrong, len(report.plan["cases"]))
