@@ -60,13 +60,7 @@ class AttentionCases(Cases):
 
     def build(self, configuration: Configuration, dtype: torch.dtype) -> Example:
         d, flags, seed = configuration.dims, configuration.flags, configuration.seed
-        family = configuration.family
-        plain = family if family in ("integers", "positive", "cancelling", "one_hot", "constant") else "normal"
-        arguments: dict[str, Any] = {
-            "q": draw_values(family, (d["B"], d["H"], d["Tq"], d["D"]), generator(seed, "q"), dtype),
-            "k": draw_values(family, (d["B"], d["G"], d["Tk"], d["D"]), generator(seed, "k"), dtype),
-            "v": draw_values(plain, (d["B"], d["G"], d["Tk"], d["Dv"]), generator(seed, "v"), dtype),
-        }
+        arguments: dict[str, Any] = {**draw_operands(configuration, dtype)}
         mask = draw_mask(flags["mask"], d, generator(seed, "mask"))
         bias = draw_bias(flags["bias"], d, generator(seed, "bias"), dtype)
         options = {"mask": mask, "bias": bias, "window": flags["window"], "scale": flags["scale"], "softcap": flags["softcap"]}
@@ -74,6 +68,17 @@ class AttentionCases(Cases):
         if flags["causal"]:
             arguments["causal"] = True
         return Example(configuration, dtype, arguments)
+
+
+def draw_operands(configuration: Configuration, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """q (B,H,Tq,D) and k (B,G,Tk,D) of the family; v (B,G,Tk,Dv) too, but normal where it is one of scores (peaked, small …)."""
+    d, seed, family = configuration.dims, configuration.seed, configuration.family
+    plain = family if family in ("integers", "positive", "cancelling", "one_hot", "constant") else "normal"
+    return {
+        "q": draw_values(family, (d["B"], d["H"], d["Tq"], d["D"]), generator(seed, "q"), dtype),
+        "k": draw_values(family, (d["B"], d["G"], d["Tk"], d["D"]), generator(seed, "k"), dtype),
+        "v": draw_values(plain, (d["B"], d["G"], d["Tk"], d["Dv"]), generator(seed, "v"), dtype),
+    }
 
 
 def within_budget(dims: dict[str, int], claims: Declaration) -> dict[str, int]:

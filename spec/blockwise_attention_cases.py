@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from assay.cases import Cases, Configuration, Example, draw_values, generator
+from assay.cases import Cases, Configuration, Example, generator
 from assay.contract.declaration import Declaration
-from assay.spec.attention_cases import EMPTYING_MASKS, draw_mask, within_budget
+from assay.spec.attention_cases import EMPTYING_MASKS, draw_mask, draw_operands, within_budget
 
 TILES = 6  # tiles of one example: the formula under the bound engine goes through them one by one
 BLOCKS = (2, 1, 3, 4, 8, 16, 32, 64, 128)
@@ -45,12 +45,9 @@ class BlockwiseAttentionCases(Cases):
         return _few_tiles(configuration.but(**dims, **flags), claims)
 
     def build(self, configuration: Configuration, dtype: torch.dtype) -> Example:
-        d, flags, seed, family = configuration.dims, configuration.flags, configuration.seed, configuration.family
-        plain = family if family in ("integers", "positive", "cancelling", "one_hot") else "normal"
+        d, flags, seed = configuration.dims, configuration.flags, configuration.seed
         arguments: dict[str, Any] = {
-            "q": draw_values(family, (d["B"], d["H"], d["Tq"], d["D"]), generator(seed, "q"), dtype),
-            "k": draw_values(family, (d["B"], d["G"], d["Tk"], d["D"]), generator(seed, "k"), dtype),
-            "v": draw_values(plain, (d["B"], d["G"], d["Tk"], d["Dv"]), generator(seed, "v"), dtype),
+            **draw_operands(configuration, dtype),
             "block_q": flags["block_q"], "block_k": flags["block_k"],
         }
         options = {"mask": draw_mask(flags["mask"], d, generator(seed, "mask")), "scale": flags["scale"]}

@@ -12,7 +12,7 @@ from assay.contract.declaration import Declaration
 from assay.ledger import fact, identical
 from assay.numbers.bound import Bounded
 from assay.properties import Specification
-from assay.spec.attention_cases import within_budget
+from assay.spec.attention_cases import draw_operands, within_budget
 from assay.spec.conduct import add_conduct
 from assay.subject import Subject
 
@@ -47,12 +47,9 @@ class SinkAttentionCases(Cases):
         return replace(configuration, dims=dims)
 
     def build(self, configuration: Configuration, dtype: torch.dtype) -> Example:
-        d, flags, seed, family = configuration.dims, configuration.flags, configuration.seed, configuration.family
-        plain = family if family in ("integers", "positive", "cancelling", "one_hot") else "normal"
+        d, flags, seed = configuration.dims, configuration.flags, configuration.seed
         arguments: dict[str, Any] = {
-            "q": draw_values(family, (d["B"], d["H"], d["Tq"], d["D"]), generator(seed, "q"), dtype),
-            "k": draw_values(family, (d["B"], d["G"], d["Tk"], d["D"]), generator(seed, "k"), dtype),
-            "v": draw_values(plain, (d["B"], d["G"], d["Tk"], d["Dv"]), generator(seed, "v"), dtype),
+            **draw_operands(configuration, dtype),
             "sinks": draw_sinks(flags["sinks"], d["H"], generator(seed, "sinks"), dtype),
         }
         arguments |= {name: flags[name] for name in ("window", "scale") if flags[name] is not None}
