@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from assay.errors import NotExercisedError
 
@@ -39,10 +38,11 @@ class Compiled:
         missing = missing_compiler(self.backend)
         if missing:
             raise NotImplementedError(missing)
-        if is_in_torch_dispatch_mode():  # where torch compiles nothing, and never again what it has skipped once
-            raise NotExercisedError(f"{self.backend}: no graph is compiled while a mode watches every operation")
         import torch._dynamo.exc  # on the first call: seconds that listing the implementations should not take
+        from torch.utils._python_dispatch import is_in_any_mode_without_ignore_compile_internals as watched
 
+        if watched():  # where torch compiles nothing, and never again what it has skipped once
+            raise NotExercisedError(f"{self.backend}: no graph is compiled while a mode watches every operation")
         before, compiled = self.ran, self._compiled(arguments, options)
         try:
             # torch's limit over all sets together is no measure here: each has its own.

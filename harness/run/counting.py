@@ -58,6 +58,11 @@ class Counter(TorchDispatchMode):
         self._total = 0
         self.counts = dict.fromkeys(NAMES, 0) | {f"read/{path}": 0 for path in placed}
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """A compiler may work under it, and what it makes for itself is not counted: its graph is, as it runs."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         self._products(func, args, kwargs or {}, out)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay import registry
 from assay.compiling import Compiled, missing_compiler
@@ -52,9 +53,28 @@ def test_a_call_without_a_graph_is_not_exercised() -> None:
         Compiled(lambda x: hidden(x), "aot_eager", whole=False)(torch.ones(3))
 
 
-def test_where_operations_are_counted_no_graph_is_made_and_later_calls_are_as_before() -> None:
+def test_a_graph_is_counted_as_it_runs_and_not_as_it_is_made() -> None:
+    def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).exp()
+
+    compiled, x, w = Compiled(product, "aot_eager"), torch.ones(3, 4), torch.ones(4, 5)
+    for call in (product, compiled, compiled):  # the second makes the graph, the third finds it
+        with Counter({}) as counter:
+            call(x, w)
+        assert counter.counts["multiply_adds"] == 3 * 4 * 5
+    assert (compiled.ran, compiled.graphs) == (2, 1)
+
+
+class Watching(TorchDispatchMode):
+    """As a debugger's mode."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_under_a_mode_that_forbids_it_no_graph_is_made_and_later_calls_are_as_before() -> None:
     compiled = Compiled(halved, "aot_eager")
-    with Counter({}), pytest.raises(NotExercisedError, match="a mode watches every operation"):
+    with Watching(), pytest.raises(NotExercisedError, match="a mode watches every operation"):
         compiled(torch.ones(3))
     assert torch.equal(compiled(torch.ones(3)), halved(torch.ones(3)))
     assert compiled.ran == 1
