@@ -12,7 +12,7 @@ from assay.contract.declaration import Declaration
 from assay.ledger import fact, identical
 from assay.numbers.bound import Bounded
 from assay.properties import Specification
-from assay.spec.attention_cases import draw_operands, within_budget
+from assay.spec.attention_cases import draw_operands, visible, within_budget
 from assay.spec.conduct import add_conduct
 from assay.subject import Subject
 
@@ -75,17 +75,6 @@ spec = Specification("sink_attention", SinkAttentionCases())
 conduct = add_conduct(spec)
 
 
-def seen(subject: Subject, example: Example) -> torch.Tensor:
-    """Which keys each query may attend to (Tq,Tk)."""
-    d, a = example.dims, example.arguments
-    shift = d["Tk"] - d["Tq"] if subject.conventions["causal_alignment"] == "bottom_right" else 0
-    back = torch.arange(d["Tq"])[:, None] + shift - torch.arange(d["Tk"])[None, :]
-    keep = torch.ones_like(back, dtype=torch.bool)
-    if a.get("causal") or a.get("window") is not None:
-        keep = back >= 0
-    return keep if a.get("window") is None else keep & (back < a["window"])
-
-
 def mass(subject: Subject, example: Example) -> Bounded:
     """What the keys share among them (B,H,Tq,1): the output for values that are all 1."""
     return subject(**example.but(v=torch.ones_like(example.v)))[..., :1]
@@ -113,7 +102,7 @@ def low_sinks_give_attention(attention: Subject, example: Example) -> None:
             given={**SOME, "family": "integers"})
 def equal_scores_share_with_the_sink(attention: Subject, example: Example) -> None:
     """With queries and sinks of zero, a query that sees n keys gets the sum of their values over n + 1."""
-    d, keep = example.dims, seen(attention, example).double()
+    d, keep = example.dims, visible(example, attention.conventions["causal_alignment"]).double()
     even = example.but(q=torch.zeros_like(example.q), sinks=torch.zeros_like(example.sinks))
     v = example.v.double().repeat_interleave(d["H"] // d["G"], 1)
     assert attention(**even) == keep @ v / (keep.sum(-1, keepdim=True) + 1)
@@ -185,9 +174,9 @@ def high_sinks_do_not_overflow(attention: Subject, example: Example) -> None:
             conventions={"causal_alignment": "bottom_right"})
 def queries_without_keys_give_zeros(attention: Subject, example: Example) -> None:
     """A query that sees no key leaves all its weight to the sink: zeros, and no NaN."""
-    empty = ~seen(attention, example).any(-1)
+    empty = ~visible(example).any(-1)
     out = attention(**example).value
-    assert identical(out[:, :, empty], 0.0, witness=bool((out != 0).any()))
+    assert identical(out[empty], 0.0, witness=bool((out != 0).any()))
 
 
 @spec.holds("X-SINK-1", kills=("grouped_heads_tiled", "sinks_by_group"), rests_on=(conduct["form"],), needs=("gqa",),
