@@ -4,9 +4,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from assay.numbers.bound import freely_chosen
 from assay.numbers.forms import Form
-from assay.reference.router import softmax
+from assay.reference.router import log_sum, softmax
 
 
 def load_balancing_loss(logits: Tensor, indices: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -45,15 +44,9 @@ def _counted(logits: Tensor, indices: Tensor, mask: Tensor | None, probabilities
     return probabilities.masked_fill(left_out, 0.0), chosen.masked_fill(left_out, 0.0), int(mask.sum())
 
 
-def through_logarithm(z: Tensor) -> Tensor:
-    """exp(z − logsumexp(z))."""
-    top = freely_chosen(z.amax(-1, keepdim=True))
-    return torch.exp(z - (top + torch.log(torch.exp(z - top).sum(-1, keepdim=True))))
-
-
 def _divided_last(logits: Tensor, indices: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Counts times sums of probabilities, divided by the square of the tokens at the end."""
-    probabilities, chosen, count = _counted(logits, indices, mask, through_logarithm(logits))
+    probabilities, chosen, count = _counted(logits, indices, mask, torch.exp(logits - log_sum(logits)))
     return (chosen.sum(0) * probabilities.sum(0)).sum() * (logits.shape[-1] / count**2)
 
 

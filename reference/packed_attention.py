@@ -63,7 +63,7 @@ def _check(q: Tensor, k: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> 
                              "the lengths")
     if cu_seqlens_q.shape != cu_seqlens_k.shape:
         raise ValueError(f"cu_seqlens_k.shape={tuple(cu_seqlens_k.shape)} must be that of cu_seqlens_q, "
-                         f"got {tuple(cu_seqlens_q.shape)}; both name the same sequences")
+                         f"{tuple(cu_seqlens_q.shape)}, got {tuple(cu_seqlens_k.shape)}; both name the same sequences")
 
 
 # --- other legitimate ways to evaluate it: all at once, behind a mask of blocks ---------------------------------------

