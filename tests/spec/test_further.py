@@ -25,6 +25,7 @@ def test_the_reference_and_the_right_ways_pass_the_formula(kind: str) -> None:
     shown = "weights_are_the_formula" if kind == "sigmoid_router" else "output_is_the_formula"
     for made in (reference, *(one.declaration for one in registry.benigns(kind))):
         plan = make_plan([made], registry.properties(kind), Selection(only=(f"{kind}/{shown}",), dtypes=("float32", "float16")))
+        assert plan.cases
         bench = Bench([{"isolated": False, "declared": [made]}], Settings(profile="quick"), None)
         for case in plan.cases:
             found = bench.run(case)
