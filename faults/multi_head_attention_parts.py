@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from assay.faults.attention_parts import Options, attend
+from assay.faults.planting import planter
 from assay.registry import fault
 
 
@@ -122,7 +123,7 @@ def refuse(c: Call) -> None:
 def planted(mark: Callable[..., Any], summary: str, origin: str = "", *, refuses: bool = True,
             **options: Any) -> Callable[[Way], Way]:
     """Give a way to attend the signature of the kind, under its own name, and register it."""
-    def register(wrong: Way) -> Way:
+    def signed(wrong: Way) -> Callable[..., Tensor]:
         def multi_head_attention(
             x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, *, num_heads: int,
             num_kv_heads: int | None = None, context: Tensor | None = None, values: Tensor | None = None,
@@ -136,10 +137,7 @@ def planted(mark: Callable[..., Any], summary: str, origin: str = "", *, refuses
                 refuse(c)
             return wrong(c)
 
-        multi_head_attention.__name__ = multi_head_attention.__qualname__ = wrong.__name__
-        multi_head_attention.__module__, multi_head_attention.__doc__ = wrong.__module__, summary
-        extra = {"origin": origin} if mark is fault else {}
-        mark("multi_head_attention", summary=summary, **extra, **options)(multi_head_attention)
-        return wrong
+        return multi_head_attention
 
-    return register
+    extra = {"origin": origin} if mark is fault else {}
+    return planter("multi_head_attention", signed)(mark, summary, **extra, **options)
