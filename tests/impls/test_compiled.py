@@ -84,8 +84,8 @@ def test_a_fallback_makes_the_case_not_exercised(monkeypatch: pytest.MonkeyPatch
     from assay.impls import compiled as bridges
 
     made = next(one for one in registry.declarations("softmax") if one.name == "compiled-aot-softmax")
-    monkeypatch.setitem(bridges.AOT, "softmax", Compiled(bridges.AOT["softmax"].function, "aot_eager", shapes=0, limit=1))
-    bench = Bench([{"isolated": False, "declarations": [made.to_json()]}], Settings(profile="quick"), None)
+    monkeypatch.setitem(bridges.AOT, "softmax", Compiled(bridges.AOT["softmax"].function, "aot_eager", limit=1))
+    bench = Bench([{"isolated": False, "declarations": [made.to_json()]}], Settings(profile="quick", most=4), None)
     case = CaseSpec("softmax/recording_gradients_does_not_matter", "softmax", made.name, "cpu", "float32")
     found = bench.run(case)
     assert (found["status"], found["counterexample"]) == ("not-exercised", None), found["message"]
