@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from assay.faults import moe as experts
-from assay.faults import multi_head_attention as multi_head
+from assay.faults import multi_head_attention_parts as multi_head
 from assay.registry import benign, fault
 
 NOT_EXPRESSIBLE = {
