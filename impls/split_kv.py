@@ -26,7 +26,8 @@ def split_kv(
     query, rows = folded(single(q), k.shape[1]), slice(0, q.shape[2])
     parts = [_part(query, k[:, :, columns], v[:, :, columns], rows, columns, tiling)
              for columns in (tiling.key_tiles(rows, k.shape[2]) if q.shape[2] else ())]
-    out = merged(parts) if parts else query.new_zeros(*query.shape[:3], v.shape[-1]) + 0 * query.sum()
+    nothing = query.new_zeros(*query.shape[:3], v.shape[-1]) + query[..., :0].sum()  # with gradients of 0
+    out = merged(parts) if parts else nothing
     return out.reshape(*q.shape[:3], v.shape[-1]).to(q.dtype)
 
 
