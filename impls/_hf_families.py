@@ -16,8 +16,8 @@ class Family:
 
     bounded: a table of learned positions ends; longer sequences are refused. lacks: features not claimed. conventions: choices
     other than the default. withheld: offers that it does not make. idle: parts of the names of parameters that no logit depends
-    on. unmasked: a step takes no mask. offset: positions begin at pad_token_id + 1. refused: it is no causal language model by
-    itself.
+    on. unmasked: a step takes no mask. masked: a call without a mask is given one of ones. offset: positions begin at
+    pad_token_id + 1. refused: it is no causal language model by itself.
     """
 
     types: tuple[str, ...]
@@ -27,6 +27,7 @@ class Family:
     withheld: frozenset[str] = frozenset()
     idle: tuple[str, ...] = ()
     unmasked: bool = False
+    masked: bool = False
     offset: bool = False
     refused: bool = False
     conventions: Mapping[str, Any] = field(default_factory=dict)
@@ -36,16 +37,18 @@ class Family:
         said = ["not tried"] if self.refused else []
         said += [f"at most `{self.bounded}` tokens"] if self.bounded else []
         said += [f"no gradient for `{name}`" for name in self.idle] + (["no mask in a step"] if self.unmasked else [])
+        said += ["always a mask"] if self.masked else []
         said += ["positions begin at pad_token_id + 1"] if self.offset else []
         said += [f"no {name}" for name in sorted(self.lacks)] + [f"{name} not offered" for name in sorted(self.withheld)]
         return ", ".join(said + [f"{name} = {value}" for name, value in self.conventions.items()])
 
 
 def _family(types: str, evidence: str, *, bounded: str = "", lacks: str = "", withheld: str = "", idle: str = "",
-            unmasked: bool = False, offset: bool = False, refused: bool = False, **conventions: Any) -> Family:
+            unmasked: bool = False, masked: bool = False, offset: bool = False, refused: bool = False,
+            **conventions: Any) -> Family:
     """An entry with names separated by spaces."""
     return Family(tuple(types.split()), evidence, bounded, frozenset(lacks.split()), frozenset(withheld.split()),
-                  tuple(idle.split()), unmasked, offset, refused, conventions)
+                  tuple(idle.split()), unmasked, masked, offset, refused, conventions)
 
 
 _DECODERS = "bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp pegasus plbart trocr whisper"
@@ -73,6 +76,10 @@ FAMILIES: Final[tuple[Family, ...]] = (
     _family(_DECODERS, "labels are scored where they stand (`loss_fct(logits.view(-1, V), labels.view(-1))`): they are to be given "
             "shifted, as to the decoder of the sequence-to-sequence model", withheld="loss"),
     _family("xlm", "`XLMPredLayer` scores labels where they stand", withheld="loss"),
+    _family("xlm", "`lengths = (input_ids != self.pad_index).sum(dim=1)` where there is no mask: an id is taken for padding, so "
+            "a mask is always given; `attn_mask` is causal alone and hides no key, which is enough for lengths (right padding)",
+            masked=True, lacks="left_padding"),
+    _family("prophetnet", "`_compute_loss` scores labels where they stand, for every n-gram", withheld="loss"),
     _family(f"{_DECODERS} prophetnet", "cross-attention waits for an encoder's states", idle="encoder_attn cross_attn"),
     _family("axk2 deepseek_v32 deepseek_v4 dots3_note dots3_note_text glm_moe_dsa hy_v4 minimax_m3_vl_text qwen4_exp "
             "qwen4_exp_text", "the indexer chooses keys by top-k, which passes no gradient; it is trained by a loss of its own "

@@ -119,6 +119,7 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
                                                                    "mrope_section": [2, 1, 1]}}},
     "xlstm": {"hidden_size": 128, "embedding_dim": 128, "autocast_kernel_dtype": "float32"},  # rounded up to 64
     "xlm": {"pad_index": 2, "causal": True},
+    "phimoe": {"router_jitter_noise": 0.5},  # no chance: the width of the softmax over experts, which is constant at 0
 }
 ALIASES: Final[Mapping[str, str]] = {"dots3_note_text": "dots3_note", "qwen4_exp_text": "qwen4_exp"}
 

@@ -158,6 +158,7 @@ class Adapter:
         self.idle = tuple(part for family in families for part in family.idle)
         self.first = int(settings.pad_token_id or 0) + 1 if any(family.offset for family in families) else 0
         self.unmasked = any(family.unmasked for family in families)
+        self.masked = any(family.masked for family in families)
         bounded = next((family.bounded for family in families if family.bounded), "")
         self.max_length: int | None = getattr(settings, bounded) if bounded else None
         self._others: dict[str, nn.Module] = {}
@@ -184,6 +185,8 @@ class Adapter:
 
     def _run(self, model: nn.Module, ids: Tensor, mask: Tensor | None, past: int, options: dict[str, Any]) -> Any:
         given: dict[str, Any] = {"input_ids": ids, "use_cache": False, "use_mems": False, "return_dict": True, **options}
+        if mask is None and self.masked:
+            mask = torch.ones(ids.shape[0], past + ids.shape[1], dtype=torch.bool)
         if mask is not None and not (past and self.unmasked):
             given["attention_mask"] = mask.long()
             given["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, past : past + ids.shape[1]] + self.first
