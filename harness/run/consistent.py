@@ -2,11 +2,11 @@
 
 Asked at a failure alone, in the judge. Each alternative is computed for the very calls that the implementation answered, on
 the smallest failing example and on a few others, and is told when every answer lies within the bar of it while at least one
-lies outside the bar of what is right. The order is fixed and the budget counts tries, so that the same failure is told alike.
+lies outside the bar of what is right. The order is fixed and the clock has no say, so that the same failure is told alike.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,6 @@ from assay.numbers.bound import Bounded
 from assay.run.hosts import LocalHost
 from assay.subject import Subject
 
-TRIES = 450  # calls of alternatives for one failure
 LARGEST = 1 << 15  # elements of all arguments of a call that is compared
 CALLS = 4  # of one example that are compared; those that are wrong come first
 HERE = 2  # alternatives at most that are told although they fit the failing examples alone
@@ -46,7 +45,13 @@ class Heard:
 
     @property
     def wrong(self) -> bool:
-        return any(bool((~_within(self.got[name], self.right[name], self.bars[name])).any()) for name in self.got)
+        return any(name not in self.got or not bool(_within(self.got[name], right, self.bars[name]).all())
+                   for name, right in self.right.items())
+
+    @property
+    def alike(self) -> bool:
+        """Whether there are as many results as there should be, of the right shapes: only then is anything else compared."""
+        return set(self.got) == set(self.right) and all(self.got[name].shape == right.shape for name, right in self.right.items())
 
 
 @dataclass(frozen=True)
@@ -92,10 +97,10 @@ def heard(subject: Subject, exchanges: Sequence[tuple[Call, Answer]]) -> list[He
     found = []
     for call, answer in exchanges:
         size = sum(map(elements, call.arguments.values()))
-        if answer.refusal is not None or call.method or call.count or _holds_handle(call.arguments) or size > LARGEST:
+        if answer.refusal is not None or call.method or call.count or holds(call.arguments, Handle) or size > LARGEST:
             continue
         one = hear(subject, call, answer)
-        if one is not None:
+        if one is not None and one.alike:
             found.append(one)
     return sorted(found, key=lambda one: (not one.wrong, sum(t.numel() for t in one.got.values())))[:CALLS]
 
@@ -104,22 +109,22 @@ def elements(value: Any) -> int:
     """Elements of all tensors of an argument."""
     if isinstance(value, torch.Tensor):
         return value.numel()
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return sum(map(elements, items))
+    return sum(map(elements, _items(value)))
 
 
-def _holds_handle(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(_holds_handle(item) for item in value.values())
-    return isinstance(value, Handle) or (isinstance(value, (list, tuple)) and any(_holds_handle(item) for item in value))
+def holds(value: Any, sorts: type | tuple[type, ...]) -> bool:
+    """Whether an argument is of one of these sorts, or holds such a value."""
+    return isinstance(value, sorts) or any(holds(item, sorts) for item in _items(value))
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
 
 
 def hear(subject: Subject, call: Call, answer: Answer) -> Heard | None:
+    """An answer with what would have been right; nothing where the formula does not speak of the call."""
     bounded = formula(subject, call)
-    got = _of_answer(answer, call.wrt, bounded[0] if bounded else None)
-    if bounded is None or set(got) != set(bounded[0]) or any(got[n].shape != t.shape for n, t in bounded[0].items()):
-        return None
-    return Heard(call, got, *bounded)
+    return None if bounded is None else Heard(call, _of_answer(answer, call.wrt, bounded[0]), *bounded)
 
 
 def formula(subject: Subject, call: Call) -> tuple[Results, Results] | None:
@@ -138,14 +143,14 @@ def formula(subject: Subject, call: Call) -> tuple[Results, Results] | None:
     return values, bars
 
 
-def _of_answer(answer: Answer, wrt: Sequence[str], like: Results | None) -> Results:
+def _of_answer(answer: Answer, wrt: Sequence[str], like: Results) -> Results:
     """The same of an answer; a gradient that did not arrive is zero."""
     found = {str(place): value.double() for place, value in enumerate(answer.outputs) if isinstance(value, torch.Tensor)}
     for path in wrt:
         gradient = answer.gradients.get(path)
         if gradient is not None:
             found[path] = gradient.double()
-        elif like is not None and path in like:
+        elif path in like:
             found[path] = torch.zeros_like(like[path])
     return found
 
@@ -275,11 +280,10 @@ def consistent(subject: Subject, first: Sequence[Heard], failing: Iterator[Seque
     wrong = [one for one in first if one.wrong]
     if not wrong:
         return Found()
-    budget, fitting = TRIES, list[Alternative]()
+    fitting = list[Alternative]()
     for alternative in alternatives(subject, flags):
-        if budget <= 0 or (alternative.looser and fitting):
+        if alternative.looser and fitting:
             break
-        budget -= 1
         if all(alternative.fits(one) for one in first) and any(alternative.differs(one) for one in wrong):
             fitting.append(alternative)
     fitting = _kept(fitting, failing)

@@ -1,6 +1,7 @@
 """When a failure appears: "fails exactly when causal=True and Tq < Tk", found by probing configurations around it (layer 4).
 
-Told only when it separates everything that was tried, and each part of it was probed on both sides with the rest held.
+"Exactly" is told only when it separates everything that was tried, "only" when all failing ones meet it; and each part of it was
+probed on both sides with the rest held.
 """
 from __future__ import annotations
 

@@ -17,13 +17,14 @@ from assay.hosting import Answer, Call, Handle, Recipe
 from assay.properties import Property
 from assay.run import standalone
 from assay.run.arguments import bind
-from assay.run.consistent import Heard, Results, formula, hear
+from assay.run.consistent import Heard, Results, formula, hear, holds
 from assay.run.hosts import LocalHost, RemoteHost
 from assay.run.judge import Judge, Trial, Tried
 from assay.run.layouts import place
 from assay.run.plan import CaseSpec
 from assay.run.session import Session, Target
 from assay.run.telling import subject_of
+from assay.subject import Subject
 
 LITERAL = 64  # elements written out as numbers; more as base64 of their bytes
 
@@ -43,14 +44,16 @@ def script(session: Session, target: Target, case: CaseSpec, prop: Property, con
 def _written(trial: Trial, tried: Tried, declaration: Declaration) -> str:
     if tried.outcome != "wrong":
         raise UsageError(f"script= needs an example that fails; this one of {trial.case.id} is {tried.outcome} now")
+    subject, case = subject_of(trial, tried), trial.case.id
     exchanges: list[tuple[Call, Answer | None]] = [*tried.exchanges, *((call, None) for call in tried.unanswered)]
-    _plain_calls(exchanges, trial.case.id)
-    subject = subject_of(trial, tried)
-    heard = [None if answer is None else hear(subject, call, answer) for call, answer in exchanges]
+    _no_objects(exchanges, case)
+    heard = [None if answer is None or answer.refusal is not None else hear(subject, call, answer) for call, answer in exchanges]
     first_wrong = next((place for place, one in enumerate(heard) if one is not None and one.wrong), None)
     kept = exchanges if first_wrong is None else exchanges[: first_wrong + 1]
-    relation = first_wrong is None and tried.ended is None
-    calls = [_call(call, answer, declaration, told, formula(subject, call), relation)
+    _as_they_are(kept, case)
+    last = kept[-1][1]
+    relation = first_wrong is None and last is not None and last.refusal is None and _of_results(tried, case)
+    calls = [_call(call, answer, declaration, _right(subject, call, told, relation), relation)
              for (call, answer), told in zip(kept, heard, strict=False)]
     source = inspect.getsource(standalone).partition('"""')[2].partition('"""')[2].lstrip()
     origin = "built in" if declaration.builtin else _by_file(declaration.origin)
@@ -68,37 +71,56 @@ def _docstring(trial: Trial, tried: Tried) -> str:
     text = f"{trial.case.id}\n\n{trial.prop.sentence}\n{tried.configuration.key()}\n"
     needs = "assay for the built-in implementation" if trial.declaration.builtin else "the implementation's own file"
     safe = text.replace("\\", "/").replace('"""', "'''")
-    return f'"""{safe}\nNeeds torch and {needs}. Exits with 1 when the failure shows, with 0 when it does not.\n"""\n'
+    codes = "Exits with 1 when the failure shows, with 0 when it does not, with 2 where the implementation cannot be loaded."
+    return f'"""{safe}\nNeeds torch and {needs}. {codes}\n"""\n'
 
 
-def _plain_calls(exchanges: Sequence[tuple[Call, Answer | None]], case: str) -> None:
+def _refused(case: str, why: str) -> UsageError:
+    return UsageError(f"script= cannot be written for {case}: {why}; use `assay replay` without --script")
+
+
+def _no_objects(exchanges: Sequence[tuple[Call, Answer | None]], case: str) -> None:
     if not exchanges:
-        raise UsageError(f"script= cannot be written for {case}: the example makes no call")
-    for call, _ in exchanges:
-        if call.method or _holds(call.arguments, (Handle, Recipe)):
-            raise UsageError(f"script= cannot be written for {case}: its calls take objects, not plain tensors; "
-                             "use `assay replay` without --script")
+        raise _refused(case, "the example makes no call")
+    if any(call.method or holds(call.arguments, (Handle, Recipe)) for call, _ in exchanges):
+        raise _refused(case, "its calls take objects, not plain tensors")
 
 
-def _holds(value: Any, sorts: tuple[type, ...]) -> bool:
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return isinstance(value, sorts) or any(_holds(item, sorts) for item in items)
+def _as_they_are(exchanges: Sequence[tuple[Call, Answer | None]], case: str) -> None:
+    """The script calls the function or a copy of it, neither compiled nor counted nor disturbed."""
+    if any(call.compiled or call.count or call.perturb for call, _ in exchanges):
+        raise _refused(case, "it compiles, counts or disturbs what it calls")
+
+
+def _of_results(tried: Tried, case: str) -> bool:
+    """Whether a failure with right values alone is a relation of results; what the harness saw beside them a script cannot show."""
+    failure = tried.decision.failure if tried.decision is not None else None
+    if failure is not None and failure.bound:
+        return True
+    answers = [answer for _, answer in tried.exchanges]
+    if any(answer.mutated for answer in answers):
+        return False  # the script sees that by itself
+    if any(answer.state or answer.guards_broken or any(fact is not None and fact.shares_memory_with for fact in answer.facts)
+           for answer in answers):
+        raise _refused(case, "what failed is not in the results")
+    return True
 
 
 # ------------------------------------------------------------------------------------------------ as Python
-def _call(call: Call, answer: Answer | None, declaration: Declaration, told: Heard | None,
-          right: tuple[Results, Results] | None, relation: bool) -> str:
+def _call(call: Call, answer: Answer | None, declaration: Declaration, right: tuple[Results, Results] | None,
+          relation: bool) -> str:
     """One call as a dict literal."""
     positional, keywords = bind(declaration, call.arguments)
     names = [name for name in declaration.positional if name in call.arguments]
     lines = ["    {\n"]
     lines += [f"        {text!r}: {value},\n" for text, value in (
+        ("copy", repr(f"{call.instance} {call.moved}" if call.instance or call.moved else "")),
         ("grad_mode", call.grad_mode), ("fill_empty", call.fill_empty),
         ("keywords", "{" + ", ".join(f"{name!r}: {_value(value, call, name, name)}" for name, value in keywords.items()) + "}"),
         ("names", "{" + ", ".join(f"{name!r}: {_value(value, call, name, name)}"
                                   for name, value in zip(names, positional, strict=True)) + "}"),
         ("upstream", "[" + ", ".join(_tensor(up, call.upstream_layout, False, call.device) for up in call.upstream) + "]"),
-        ("right", _right(right if not relation or told is not None else None)),
+        ("right", _results(right)),
         ("got", _got(answer) if relation else "{}"))]
     return "".join(lines) + "    },\n"
 
@@ -141,7 +163,14 @@ def _number(value: float) -> str:
     return repr(value) if math.isfinite(value) else f"float({str(value)!r})"
 
 
-def _right(right: tuple[Results, Results] | None) -> str:
+def _right(subject: Subject, call: Call, told: Heard | None, relation: bool) -> tuple[Results, Results] | None:
+    """What is right of a call, also of one that was not answered."""
+    if told is not None:
+        return told.right, told.bars
+    return None if relation else formula(subject, call)
+
+
+def _results(right: tuple[Results, Results] | None) -> str:
     if right is None:
         return "{}"
     values, bars = right

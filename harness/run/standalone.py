@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import importlib
 import importlib.util
 import os
@@ -33,7 +34,16 @@ def tensor(dtype: str, shape: list[int], values: Any, strides: list[int] | None 
 
 
 def load(origin: str, kind: str, name: str) -> Callable[..., Any]:
-    """The implementation in a file or module. Where that imports assay, it gets a stand-in that only takes declarations."""
+    """The implementation in a file or module; ends with code 2 where it is not to be had, which says nothing of the failure."""
+    try:
+        return _found(origin, kind, name)
+    except Exception as error:  # noqa: BLE001 - foreign code: whatever its import raises
+        print(f"{origin} cannot be loaded from {os.getcwd()}: {type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _found(origin: str, kind: str, name: str) -> Callable[..., Any]:
+    """Where the file or module imports assay, it gets a stand-in that only takes declarations."""
     if origin == "built in":
         return importlib.import_module("assay").get(kind, name)  # type: ignore[no-any-return]
     declared: dict[tuple[str, str], Any] = {}
@@ -47,7 +57,9 @@ def load(origin: str, kind: str, name: str) -> Callable[..., Any]:
     stand_in = types.ModuleType("assay")
     stand_in.implements = implements  # type: ignore[attr-defined]
     sys.modules["assay"] = stand_in
-    place, _, tail = origin.rpartition(":") if not os.path.exists(origin) else (origin, "", "")
+    place, colon, tail = origin.rpartition(":")
+    if not colon or os.path.exists(origin):
+        place, tail = origin, ""
     module = _imported(place)
     if (kind, name) in declared:
         return declared[kind, name]  # type: ignore[no-any-return]
@@ -65,7 +77,7 @@ def _imported(place: str) -> types.ModuleType:
     sys.path.insert(0, os.path.dirname(os.path.abspath(place)))
     spec = importlib.util.spec_from_file_location("implementation_under_test", place)
     if spec is None or spec.loader is None:
-        sys.exit(f"{place} cannot be imported")
+        raise ImportError(f"{place} is no Python file")
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -105,8 +117,10 @@ def leaves(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal values, NaN equal to itself."""
-    return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+    """Equal values in the same type, NaN equal to itself."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def compared(name: str, got: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> bool:
@@ -129,22 +143,27 @@ def compared(name: str, got: torch.Tensor, expected: torch.Tensor, bound: torch.
 def main(implementation: Callable[..., Any], calls: list[dict[str, Any]], relation: bool) -> int:
     """Run the calls; 1 when one is wrong, raises, or changes its input, or when a broken relation shows the same results again."""
     wrong, again = False, True
+    copies = {"": implementation}  # by what the call says of its copy
     for number, call in enumerate(calls, 1):
         print(f"call {number} of {len(calls)}")
         try:
-            results, changed = run(implementation, call)
+            if call["copy"] not in copies:
+                copies[call["copy"]] = copy.deepcopy(implementation)
+            results, changed = run(copies[call["copy"]], call)
         except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises is what is shown
             print(f"  raised {type(error).__name__}: {error}")
             return 1
         for name, (expected, bound) in call["right"].items():
+            if name not in results:
+                print(f"result {name} is missing")
             wrong |= name not in results or compared(name, results[name], expected, bound)
         for path in changed:
             print(f"  it changed its argument {path}")
         wrong |= bool(changed)
         again &= all(name in results and same(results[name].cpu(), got) for name, got in call["got"].items())
     if relation and not wrong:
-        print(f"each call is right by itself; together they {'give the same results' if again else 'no longer give the results'} "
-              "with which the property failed")
+        print("the values of each call are right by themselves; together the calls "
+              f"{'give the same results' if again else 'no longer give the results'} with which the property failed")
         return int(again)
     print("reproduced" if wrong else "not reproduced")
     return int(wrong)

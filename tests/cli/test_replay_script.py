@@ -33,7 +33,28 @@ def raises(x, *, dim=-1):
     if x.shape[0] > 1:
         raise ValueError("one row at most")
     return torch.softmax(x, dim)
+
+@assay.implements("softmax", name="flat")
+def flat(x, *, dim=-1):
+    return torch.softmax(x, dim).reshape(-1)
+
+@assay.implements("softmax", name="wide")
+def wide(x, *, dim=-1):
+    return torch.softmax(x, dim).double()
+
+@assay.implements("softmax", name="writes")
+def writes(x, *, dim=-1):
+    out = torch.softmax(x, dim)
+    x.detach().mul_(2)
+    return out
+
+@assay.implements("softmax", name="draws")
+def draws(x, *, dim=-1):
+    torch.rand(1)
+    return torch.softmax(x, dim)
 '''
+MENDED = (("if x.shape[0] > 1:", "if False:"), ("(x, dim).reshape(-1)", "(x, dim)"), ("(x, dim).double()", "(x, dim)"),
+          ("x.detach().mul_(2)", "pass"), ("(x.detach(), dim) + 0 * x", "(x, dim)"), ("2**-22 * (self.turn % 2)", "0"))
 
 
 def scripted(assay: Call, tmp_path: Path, target: str, only: str) -> Path:
@@ -68,14 +89,36 @@ def test_it_shows_the_failure_and_no_more_once_that_is_mended(kernels: Path, ass
 @pytest.mark.parametrize(("name", "only", "says"), [
     ("no_gradient", "softmax/gradient_is_the_formula", "gradient of x"),
     ("raises", "softmax/output_is_the_formula", "raised ValueError: one row at most"),
-    ("turns", "softmax/same_call_gives_same_result", "together they give the same results"),
+    ("flat", "softmax/output_is_the_formula", "got shape (1,), expected (1, 1)"),
+    ("wide", "softmax/results_have_the_right_form", "together the calls give the same results"),
+    ("writes", "softmax/inputs_are_left_unchanged", "changed its argument x"),
+    ("turns", "softmax/same_call_gives_same_result", "together the calls give the same results"),
 ])
 def test_gradients_exceptions_and_relations_are_shown_too(
     kernels: Path, assay: Call, tmp_path: Path, name: str, only: str, says: str,
 ) -> None:
     (tmp_path / "more.py").write_text(MORE)
-    code, out = ran(scripted(assay, tmp_path, f"more.py:{name}", only))
+    script = scripted(assay, tmp_path, f"more.py:{name}", only)
+    code, out = ran(script)
     assert code == 1 and says in out, out
+    mended = MORE
+    for old, new in MENDED:
+        assert mended.count(old) == 1
+        mended = mended.replace(old, new)
+    (tmp_path / "more.py").write_text(mended)
+    assert ran(script)[0] == 0
+    (tmp_path / "more.py").unlink()
+    code, out = ran(script)
+    assert code == 2 and "cannot be loaded" in out
+
+
+def test_what_no_result_shows_is_refused(kernels: Path, assay: Call, tmp_path: Path) -> None:
+    (tmp_path / "more.py").write_text(MORE)
+    only = "softmax/global_state_is_left_alone"
+    assert assay("check", "more.py:draws", *NARROW[:4], "--only", only, "--workers", "1", "--quiet", "--isolate", "never",
+                 "--out", tmp_path / "report")[0] == 1
+    code, _, err = assay("replay", tmp_path / "report", "--isolate", "never", "--script", tmp_path / "shown.py")
+    assert code == 2 and "what failed is not in the results" in err and not (tmp_path / "shown.py").exists()
 
 
 def test_a_call_that_kills_its_process_kills_the_script(kernels: Path, assay: Call, tmp_path: Path) -> None:
