@@ -162,12 +162,18 @@ def _block(one: Mapping[str, Any], width: int) -> list[str]:
     if found:
         lines.append(f"  {failure.smallest_input(found)}")
     numbers = "   ".join(f"{label} {text}" for label, text in failure.numbers(found))
-    what = numbers or failure.first_line(failure.said(one)).rpartition(": ")[2]
+    what = numbers or _happened(one)
     lines += textwrap.wrap(what, width, initial_indent="  ", subsequent_indent="  ")[:3]
     like = found.get("consistent_with")
     lines += [f"  consistent with: {'; or '.join(like)}"] if like else []
     cropped = [_crop(line, width) for line in lines if line.strip()]
     return [*cropped, f"  {one['reproduce']}"] if one["reproduce"] else cropped
+
+
+def _happened(one: Mapping[str, Any]) -> str:
+    """What the message says went wrong, without place and alternatives, which have lines of their own."""
+    text = failure.first_line(failure.said(one)).partition(" Consistent with: ")[0]
+    return text.partition(": ")[2] if text.startswith("Not so at ") else text.rpartition(": ")[2]
 
 
 def _not_shown(report: Report, width: int) -> list[str]:

@@ -93,3 +93,13 @@ def test_failure_text_is_one_block() -> None:
     assert text.count(one["sentence"].rstrip(".")) == 1
     assert "reproduce: assay check" in text and "q = [[[[1.], [0.]]]]" in text
     assert all(line.startswith("  ") for line in text.splitlines()[1:])
+
+
+def test_what_happened_is_said_without_place_and_alternatives() -> None:
+    report = sample.report()
+    broken = next(one for one in report.results if one["status"] == "fail")
+    broken.update(message=f"{broken['sentence']} Not so at B=1 float32: it raised ValueError: one row. Consistent with: scale left "
+                          "out (declare conventions={'scale': 'one'}).",
+                  counterexample={"dims": {"B": 1}, "consistent_with": ["scale left out"]})
+    lines = [line.strip() for line in terminal.last_screen(report, width=120)]
+    assert "it raised ValueError: one row." in lines and "consistent with: scale left out" in lines
