@@ -60,9 +60,7 @@ def stored(report: Report, only: str | None) -> tuple[str, str, str, str]:
         raise UsageError(f"only={quoted(only)} must be a case of the report with a counterexample, such as "
                          f"{next(iter(found), 'none: it holds none')}")
     one = found[only] if only is not None else next(iter(found.values()))
-    made = next(made for made in report.header["implementations"]
-                if (made["kind"], made["name"]) == (one["kind"], one["implementation"]))
-    return origin_of(made), one["kind"], one["id"], json.dumps(example_of(one))
+    return target_of(report, one), one["kind"], one["id"], json.dumps(example_of(one))
 
 
 def all_of(report: Report, request: Request) -> list[dict[str, Any]]:
@@ -82,6 +80,14 @@ def all_of(report: Report, request: Request) -> list[dict[str, Any]]:
                         if one["kind"] == kind}
             results += _run(session, session.resolve(), examples, partly=True)
     return results
+
+
+def target_of(report: Report, one: Mapping[str, Any]) -> str:
+    """What to give on a command line to load the implementation of a result again."""
+    for made in report.header["implementations"]:
+        if (made["kind"], made["name"]) == (one["kind"], one["implementation"]):
+            return origin_of(made)
+    raise UsageError(f"{one['id']}: the report declares no such implementation; edited by hand?")
 
 
 def origin_of(made: Mapping[str, Any]) -> str:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from assay.errors import UsageError
 from assay.report.jsonl import Report
 from assay.run import events
 from assay.run.plan import Selection
-from assay.run.replay import origin_of
+from assay.run.replay import target_of
 from assay.run.session import Request, Session
 
 ALIKE = {"blocked": "fail", "waived": "fail", "unexpected-pass": "pass"}  # what a status is without its neighbours and waivers
@@ -55,13 +54,9 @@ def again(report: Report, chosen: Sequence[Mapping[str, Any]], request: Request)
 
 def _targets(report: Report, chosen: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
     """The cases by what to load for them."""
-    declared = {(made["kind"], made["name"]): made for made in report.header["implementations"]}
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for one in chosen:
-        made = declared.get((one["kind"], one["implementation"]))
-        if made is None:
-            raise UsageError(f"{one['id']}: the report declares no such implementation; edited by hand?")
-        found.setdefault((origin_of(made), one["kind"]), []).append(one)
+        found.setdefault((target_of(report, one), one["kind"]), []).append(one)
     return found
 
 
