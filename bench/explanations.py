@@ -49,7 +49,7 @@ def killer(fault: Fault, properties: list[Property]) -> Property:
 
 
 def numbers(counterexample: dict[str, Any]) -> int:
-    """Elements of all tensors of the counterexample, the larger of those told by shape."""
+    """Elements of all tensors of the counterexample, by the shapes that are told."""
     total = 0
     for text in counterexample.get("arguments", {}).values():
         for shape in re.findall(r"(?:float|bfloat|int|bool|uint)\d*\[([\d, ]*)\]", text):

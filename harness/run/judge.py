@@ -301,8 +301,7 @@ class Trial:
         """Confirm by running it alone, shrink, and say it in a sentence."""
         self.host.close()  # the next call gets a fresh process, where there is one
         again = self.run(failed.configuration)
-        repeats = again.outcome == "wrong"
-        if not repeats:
+        if again.outcome != "wrong":
             return failure_fields(self, failed, Telling(), ["the same input was right when run again alone: the failure depends "
                                                             "on earlier calls or on chance"])
         shrunk = self.shrink(again)
