@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from assay.cases import Cases, Configuration, Example
+from assay.cases import Cases, Configuration, Example, at_least
 from assay.contract.declaration import Declaration
 from assay.ledger import fact, identical
 from assay.properties import Specification
@@ -50,10 +50,6 @@ class AlibiCases(Cases):
 
 spec = Specification("alibi", AlibiCases())
 conduct = add_conduct(spec, without=("inputs", "layouts", "history"), dtypes=FLOAT32)
-
-
-def at_least(size: int) -> Any:
-    return lambda value: value >= size
 
 
 SOME = {"Tq": at_least(1), "Tk": at_least(2)}

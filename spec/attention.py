@@ -1,11 +1,9 @@
 """What must hold of attention's values: ATT-1 … ATT-15, GQA-1, GQA-2. Masks and gradients have files of their own."""
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from assay.cases import Example
+from assay.cases import Example, at_least
 from assay.errors import ExampleOverError
 from assay.ledger import fact, identical
 from assay.numbers.bound import Bounded
@@ -16,10 +14,6 @@ from assay.subject import Subject
 
 spec = Specification("attention", AttentionCases())
 conduct = add_conduct(spec)
-
-
-def at_least(size: int) -> Any:
-    return lambda value: value >= size
 
 
 PLAIN = {"mask": "none", "bias": "none", "causal": False, "window": None}

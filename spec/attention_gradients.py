@@ -3,9 +3,9 @@ from __future__ import annotations
 
 import torch
 
-from assay.cases import Example
+from assay.cases import Example, at_least
 from assay.ledger import fact, identical
-from assay.spec.attention import LONG, NO_EMPTY, PLAIN, alignment, at_least, conduct, output_is_the_formula, spec
+from assay.spec.attention import LONG, NO_EMPTY, PLAIN, alignment, conduct, output_is_the_formula, spec
 from assay.spec.attention_cases import visible
 from assay.subject import Subject
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from assay.cases import Example
+from assay.cases import Example, at_least
 from assay.ledger import Decision, equal, fact, identical, provably_differ
 from assay.numbers.bound import Bounded
-from assay.spec.attention import NO_EMPTY, alignment, at_least, conduct, output_is_the_formula, spec, weights
+from assay.spec.attention import NO_EMPTY, alignment, conduct, output_is_the_formula, spec, weights
 from assay.spec.attention_cases import visible
 from assay.subject import Subject
 

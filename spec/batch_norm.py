@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from scipy import stats
 
-from assay.cases import Cases, Configuration, Example, draw_values, generator
+from assay.cases import Cases, Configuration, Example, at_least, draw_values, generator
 from assay.contract.declaration import Declaration
 from assay.ledger import fact, identical, statistic
 from assay.numbers.bound import Bounded
 from assay.properties import Specification
 from assay.spec.conduct import add_conduct
-from assay.spec.norm_cases import at_least, exactly, factor, usual_eps
+from assay.spec.norm_cases import exactly, factor, usual_eps
 from assay.subject import Subject
 
 FALSE_ALARMS = 1e-9  # of one decision

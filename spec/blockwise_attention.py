@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from assay.cases import Example
+from assay.cases import Example, at_least
 from assay.errors import NotExercisedError
 from assay.ledger import fact, identical
 from assay.properties import Specification
@@ -19,10 +19,6 @@ spec = Specification("blockwise_attention", BlockwiseAttentionCases())
 conduct = add_conduct(spec)
 
 Part = tuple[Any, Any]  # output and lse, measured
-
-
-def at_least(size: int) -> Any:
-    return lambda value: value >= size
 
 
 def exactly(size: int) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from assay.cases import Cases, Configuration, Example, draw_values, generator
+from assay.cases import Cases, Configuration, Example, at_least, draw_values, generator
 from assay.contract.declaration import Declaration
 from assay.ledger import fact, identical
 from assay.numbers.bound import lift
@@ -15,10 +15,6 @@ from assay.spec.conduct import add_conduct
 from assay.subject import Subject
 
 BUDGET = 4096  # logits of one example
-
-
-def at_least(size: int) -> Any:
-    return lambda value: value >= size
 
 
 def draw_logits(family: str, shape: tuple[int, ...], source: torch.Generator, dtype: torch.dtype) -> torch.Tensor:

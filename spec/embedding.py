@@ -1,11 +1,9 @@
 """What must hold of `embedding(ids, weight)`: EMB-2."""
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from assay.cases import Cases, Configuration, Example, draw_values, generator
+from assay.cases import Cases, Configuration, Example, at_least, draw_values, generator
 from assay.contract.declaration import Declaration
 from assay.ledger import identical
 from assay.numbers.bound import Bounded
@@ -47,10 +45,6 @@ def draw_ids(used: str, shape: tuple[int, ...], rows: int, source: torch.Generat
 
 spec = Specification("embedding", EmbeddingCases())
 conduct = add_conduct(spec)
-
-
-def at_least(size: int) -> Any:
-    return lambda value: value >= size
 
 
 SOME = {"B": at_least(1), "T": at_least(1)}

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from assay.cases import Cases, Configuration, Example, draw_values, generator
+from assay.cases import Cases, Configuration, Example, at_least, draw_values, generator
 from assay.contract.declaration import Declaration
 from assay.ledger import identical
 from assay.properties import Specification
@@ -16,10 +16,6 @@ from assay.subject import Subject
 BUDGET = 20_000  # multiply-adds of one projection
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 SMOOTH_PLACES = ("normal", "positive", "peaked", "small", "cancelling")  # relu has no gradient at exactly 0
-
-
-def at_least(size: int) -> Any:
-    return lambda value: value >= size
 
 
 def draw_tokens(family: str, shape: tuple[int, ...], source: torch.Generator, dtype: torch.dtype) -> torch.Tensor:

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from assay.cases import Cases, Configuration, Example, generator
+from assay.cases import Cases, Configuration, Example, at_least, generator
 from assay.contract.declaration import Declaration
 from assay.ledger import fact, identical
 from assay.properties import Specification
 from assay.spec.conduct import add_conduct
-from assay.spec.feed_forward import ACTIVATIONS, SMOOTH_PLACES, at_least, draw_weight, even_part, tokens, within_budget
+from assay.spec.feed_forward import ACTIVATIONS, SMOOTH_PLACES, draw_weight, even_part, tokens, within_budget
 from assay.subject import Subject
 
 

@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from assay.cases import Configuration, Example
+from assay.cases import Configuration, Example, at_least
 from assay.contract.declaration import Declaration
 from assay.ledger import fact, identical
 from assay.numbers.bound import Bounded
@@ -15,7 +15,6 @@ from assay.spec.norm_cases import (
     SOME,
     TOKENS,
     NormCases,
-    at_least,
     centred,
     exactly,
     mean_square,

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from assay.cases import Cases, Configuration, Example, generator
+from assay.cases import Cases, Configuration, Example, at_least, generator
 from assay.contract.declaration import Declaration
 from assay.ledger import identical
 from assay.properties import Specification
@@ -14,10 +14,6 @@ from assay.spec.cross_entropy import draw_logits
 from assay.subject import Subject
 
 BUDGET = 4096  # logits of one example
-
-
-def at_least(size: int) -> Any:
-    return lambda value: value >= size
 
 
 class LanguageModelCases(Cases):

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from assay.cases import Example
+from assay.cases import Example, at_least
 from assay.ledger import Decision, equal, fact, identical
 from assay.numbers.bound import Bounded
 from assay.properties import Specification
@@ -15,10 +15,6 @@ from assay.subject import Subject
 
 spec = Specification("multi_head_attention", MultiHeadCases())
 conduct = add_conduct(spec)
-
-
-def at_least(size: int) -> Any:
-    return lambda value: value >= size
 
 
 SOME = {"B": at_least(1), "Tq": at_least(1), "Tk": at_least(1)}

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import torch
 
-from assay.cases import Example
+from assay.cases import Example, at_least
 from assay.errors import NotExercisedError
 from assay.ledger import fact, identical
 from assay.spec.multi_head_attention import (
@@ -11,7 +11,6 @@ from assay.spec.multi_head_attention import (
     PLAIN,
     SOME,
     alignment,
-    at_least,
     conduct,
     gradients_are_the_formula,
     output_is_the_formula,

@@ -2,12 +2,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from assay.cases import Cases, Configuration, Example, draw_values, generator
+from assay.cases import Cases, Configuration, Example, at_least, draw_values, generator
 from assay.contract.declaration import Declaration
 from assay.numbers.bound import Bounded, lift
 
@@ -69,10 +68,6 @@ def factor(size: str, eps: float, dtype: torch.dtype) -> float:
     """A power of two, so that scaled values stay exact; in half precision one whose squares stay in range."""
     root = 2.0 ** round(math.log2(eps) / 2)
     return {"unit": 1.0, "root_eps": root, "below_eps": root / 64, "large": 8.0 if dtype == torch.float16 else 64.0}[size]
-
-
-def at_least(size: int) -> Callable[[int], bool]:
-    return lambda value: value >= size
 
 
 SOME = {"T": at_least(1), "B": at_least(1)}

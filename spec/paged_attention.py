@@ -1,11 +1,9 @@
 """What must hold of paged attention: PAG-1, GQA-3, GQA-6 and what it shares with attention."""
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from assay.cases import Example
+from assay.cases import Example, at_least
 from assay.errors import NotExercisedError
 from assay.ledger import equal, fact, identical
 from assay.numbers.bound import Bounded
@@ -16,10 +14,6 @@ from assay.subject import Subject
 
 spec = Specification("paged_attention", PagedAttentionCases())
 conduct = add_conduct(spec)
-
-
-def at_least(size: int) -> Any:
-    return lambda value: value >= size
 
 
 SOME = {"B": at_least(1), "lengths": ("mixed", "full", "ones")}

@@ -1,11 +1,9 @@
 """What must hold of `patchify(image, *, patch_size)`: VIT-1."""
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from assay.cases import Cases, Configuration, Example, draw_values, generator
+from assay.cases import Cases, Configuration, Example, at_least, draw_values, generator
 from assay.contract.declaration import Declaration
 from assay.ledger import identical
 from assay.properties import Specification
@@ -42,10 +40,6 @@ class PatchifyCases(Cases):
 
 spec = Specification("patchify", PatchifyCases())
 conduct = add_conduct(spec)
-
-
-def at_least(size: int) -> Any:
-    return lambda value: value >= size
 
 
 SOME = {"B": at_least(1)}

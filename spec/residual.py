@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 
-from assay.cases import Cases, Configuration, Example, draw_values, generator
+from assay.cases import Cases, Configuration, Example, at_least, draw_values, generator
 from assay.contract.declaration import Declaration
 from assay.hosting import Recipe
 from assay.ledger import fact, identical
 from assay.properties import Specification
 from assay.spec.conduct import add_conduct
-from assay.spec.norm_cases import at_least
 from assay.subject import Subject
 
 EPS = 1e-3

@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from assay.cases import Example
+from assay.cases import Example, at_least
 from assay.errors import NotExercisedError
 from assay.ledger import fact, identical
 from assay.properties import Specification
@@ -14,7 +14,6 @@ from assay.spec.norm_cases import (
     SOME,
     TOKENS,
     NormCases,
-    at_least,
     exactly,
     mean_square,
     mean_zero,

@@ -5,12 +5,10 @@ what the scalings of YARN-1 are for, which stand in rotary_scaling.py.
 """
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from assay import registry
-from assay.cases import Example
+from assay.cases import Example, at_least
 from assay.ledger import identical
 from assay.numbers.bound import Bounded
 from assay.numbers.evaluate import evaluate
@@ -24,10 +22,6 @@ conduct = add_conduct(spec)
 
 NEAR = ("index", "offset", "near_256", "hundreds", "per_sequence", "permuted", "packed", "thousand")
 NO_SHIFT_OF_LISTS = ("none", *(name for name in SCALINGS if not name.startswith("longrope")))
-
-
-def at_least(size: int) -> Any:
-    return lambda value: value >= size
 
 
 SOME = {"B": at_least(1), "T": at_least(1)}

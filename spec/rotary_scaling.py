@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import torch
 
-from assay.cases import Example
-from assay.spec.rotary import SOME, at_least, conduct, length_of_each_pair_is_kept, magnitude, output_is_the_formula, pairs, spec
+from assay.cases import Example, at_least
+from assay.spec.rotary import SOME, conduct, length_of_each_pair_is_kept, magnitude, output_is_the_formula, pairs, spec
 from assay.spec.rotary_cases import SCALINGS
 from assay.subject import Subject
 

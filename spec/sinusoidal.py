@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from assay import registry
-from assay.cases import Cases, Configuration, Example, generator
+from assay.cases import Cases, Configuration, Example, at_least, generator
 from assay.contract.declaration import Declaration
 from assay.ledger import fact
 from assay.numbers.bound import Bounded
@@ -65,10 +65,6 @@ def draw_positions(name: str, dims: Mapping[str, int], source: torch.Generator) 
 
 spec = Specification("sinusoidal", SinusoidalCases())
 conduct = add_conduct(spec, dtypes=FLOAT32)
-
-
-def at_least(size: int) -> Any:
-    return lambda value: value >= size
 
 
 SOME = {"T": at_least(1)}

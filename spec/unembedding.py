@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from assay.cases import Cases, Configuration, Example, draw_values, generator
+from assay.cases import Cases, Configuration, Example, at_least, draw_values, generator
 from assay.contract.declaration import Declaration
 from assay.ledger import identical
 from assay.properties import Specification
@@ -45,10 +45,6 @@ class UnembeddingCases(Cases):
 
 spec = Specification("unembedding", UnembeddingCases())
 conduct = add_conduct(spec)
-
-
-def at_least(size: int) -> Any:
-    return lambda value: value >= size
 
 
 SOME = {"B": at_least(1), "T": at_least(1)}
