@@ -1,6 +1,7 @@
 """Compiling a function, with proof: every call runs a graph of the compiler that was asked for, or raises."""
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 from collections import Counter
@@ -39,8 +40,9 @@ class Compiled:
         if missing:
             raise NotImplementedError(missing)
         import torch._dynamo.exc  # on the first call: seconds that listing the implementations should not take
-        from torch.utils._python_dispatch import is_in_any_mode_without_ignore_compile_internals as watched
+        import torch.utils._python_dispatch as modes
 
+        watched = getattr(modes, "is_in_any_mode_without_ignore_compile_internals", modes.is_in_torch_dispatch_mode)
         if watched():  # where torch compiles nothing, and never again what it has skipped once
             raise NotExercisedError(f"{self.backend}: no graph is compiled while a mode watches every operation")
         before, compiled = self.ran, self._compiled(arguments, options)
@@ -65,11 +67,13 @@ class Compiled:
             self._made[exact] = self._compile(dynamic=False)
         elif exact not in self._made and of_set not in self._made:
             self._made[of_set] = self._compile(dynamic=True)
-        return self._made.get(exact) or self._made[of_set]
+        return self._made[exact if exact in self._made else of_set]  # not by truth: a compiled module would be asked for its length
 
     def _compile(self, *, dynamic: bool) -> Function:
+        apart = {"recompile_limit": self.limit, "isolate_recompiles": True}  # an older torch has neither: all share its own limit
+        known = inspect.signature(torch.compile).parameters
         made: Function = torch.compile(self.function, backend=self._build, dynamic=dynamic, fullgraph=self.whole,
-                                       recompile_limit=self.limit, isolate_recompiles=True)
+                                       **{name: value for name, value in apart.items() if name in known})
         return made
 
     def _build(self, graph: Any, inputs: Any) -> Function:

@@ -122,3 +122,24 @@ def test_inductor_is_planned_where_named_or_by_the_profile_deep() -> None:
     named = make_plan(made, properties, Selection(deep=False))
     assert named.cases and all("compiling" not in case.property for case in named.cases)
     assert make_plan([replace(made[0], deep=False)], properties, Selection(deep=False, only=("compiling_does_not_matter",))).cases
+
+
+def test_a_module_is_compiled_like_a_function() -> None:
+    class Halves(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x / 4 if torch.compiler.is_compiling() else x / 2
+
+    compiled = Compiled(Halves(), "aot_eager", whole=False)
+    assert compiled(torch.ones(3)).tolist() == [0.25] * 3 and compiled.ran == 1
+
+
+def test_an_older_torch_is_given_what_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = torch.compile
+
+    def older(model: Any, *, fullgraph: bool = False, dynamic: bool | None = None, backend: Any = "inductor") -> Any:
+        return newer(model, fullgraph=fullgraph, dynamic=dynamic, backend=backend)
+
+    monkeypatch.setattr(torch, "compile", older)
+    monkeypatch.delattr("torch.utils._python_dispatch.is_in_any_mode_without_ignore_compile_internals")
+    compiled = Compiled(torch.sin, "aot_eager", whole=False)
+    assert torch.equal(compiled(torch.ones(3)), torch.sin(torch.ones(3))) and compiled.graphs == 1
