@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import os
+import site
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -74,3 +76,18 @@ def test_short_options_exist_with_impl_only(stranger: Path) -> None:
     assert code == 4 and "unrecognized arguments" in out
     code, out = run(stranger, "--pyargs", "assay.spec", "--impl", "nothere.py", *NARROW)
     assert code == 4 and "nothere.py does not exist" in out and "Traceback" not in out
+
+
+def test_gateways_to_another_environment_share_the_cases(stranger: Path) -> None:
+    """xdist's gateways start what interpreter they are told, here or behind ssh: two environments share one specification."""
+    venv.create(stranger / "other", with_pip=False)
+    other = stranger / "other" / "bin" / "python"
+    purelib = subprocess.run([other, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True,
+                             text=True, check=True).stdout.strip()
+    lines = [f"import site; site.addsitedir({place!r})" for place in site.getsitepackages()]
+    Path(purelib, "shared.pth").write_text("\n".join(lines) + "\n")
+    code, out = run(stranger, "--pyargs", "assay.spec", "--impl", "impls/wrong.py", "--dtype", "float32", "--profile", "quick",
+                    "--only", "SM-1", "--only", "SM-2", "-vv", "--dist", "load", "--tx", f"popen//python={other}", "--tx", "popen")
+    assert code == 1 and "created: 2/2 workers" in out, out
+    assert "FAILED spec/softmax.py::rows_sum_to_one[mine-cpu-float32]" in out, out
+    assert {"[gw0]", "[gw1]"} <= {line.split()[0] for line in out.splitlines() if "%]" in line}, out
