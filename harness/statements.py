@@ -25,17 +25,21 @@ KINDS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Statement:
-    """One claim. kinds: how it can be held against an implementation (`KINDS`). source: which notes make it."""
+    """One claim. kinds: how it can be held against an implementation (`KINDS`). source: which notes make it.
+
+    formula: LaTeX, where the claim is or has one.
+    """
 
     id: str
     text: str
     kinds: tuple[str, ...]
     source: str
     section: str
+    formula: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {"id": self.id, "text": self.text, "kinds": list(self.kinds), "source": self.source,
-                "section": self.section}
+                "section": self.section, "formula": self.formula}
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ def _catalogue() -> tuple[Mapping[str, Statement], Mapping[str, Erratum], Mappin
 
 def _statements(rows: Sequence[Mapping[str, str]]) -> Mapping[str, Statement]:
     return {one["id"]: Statement(one["id"], one["text"], tuple(part.strip() for part in one["kind"].split("/")), one["source"],
-                                 one["section"]) for one in rows}
+                                 one["section"], one.get("formula", "")) for one in rows}
 
 
 def all() -> tuple[Statement, ...]:

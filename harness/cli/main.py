@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,8 @@ from assay.run import requests
 
 if TYPE_CHECKING:
     from assay.report.jsonl import Report
+    from assay.report.speed import Speed
+    from assay.run.bench import BenchReport
 
 USAGE, HARNESS = 2, 4
 REPORT = Path("assay-report")
@@ -185,10 +187,10 @@ def report(
     quiet: options.Quiet = False, verbose: options.Verbose = False,
 ) -> None:
     """Write report.html, summary.md and junit.xml from a report.jsonl."""
-    from assay.report import jsonl
+    from assay.report import jsonl, speed
 
-    read = jsonl.read(source)
-    finish(read, out or (source if source.is_dir() else source.parent), quiet, badges=badges)
+    read, folder = jsonl.read(source), source if source.is_dir() else source.parent
+    finish(read, out or folder, quiet, badges=badges, timed=speed.read(folder, read))
 
 
 @app.command(epilog="Example: assay bundle assay-report --out evidence.zip")
@@ -272,6 +274,8 @@ def bench(
 
     A target is as in `assay check`, or the name of a kind: everything that is built in for it.
     """
+    beside: Annotated[Path | None, typer.Option(
+        "--report", metavar="REPORT", help="A report's folder: its page shows speed beside conformance.")] = None,
     from assay.run import bench
 
     if not targets:
@@ -281,8 +285,11 @@ def bench(
 
         kind_named(kind)
     dtypes = [requests.one_of("dtype", one.removeprefix("torch."), requests.DTYPES) for one in dtype or ["float32"]]
-    show(bench.run(targets, kind=kind, dtypes=dtypes, devices=[requests.device_named(one) for one in device or ["cpu"]],
-                   rounds=requests.at_least("rounds", rounds, 2)), json)
+    devices, count = [requests.device_named(one) for one in device or ["cpu"]], requests.at_least("rounds", rounds, 2)
+    join = joining(beside)
+    timed = bench.run(targets, kind=kind, dtypes=dtypes, devices=devices, rounds=count)
+    show(timed, json)
+    join(timed)
 
 
 @app.command(epilog="Example: assay fuzz kernels.py --time 10m")
@@ -321,12 +328,12 @@ def show(made: Any, as_json: bool) -> None:
         Console(markup=False, highlight=False, emoji=False).print(made)
 
 
-def finish(report: Report, out: Path, quiet: bool, *, badges: bool = False) -> int:
+def finish(report: Report, out: Path, quiet: bool, *, badges: bool = False, timed: Speed | None = None) -> int:
     """Render a report, show its last screen, give its exit code."""
     from assay.report.render import write_all
     from assay.report.terminal import Terminal
 
-    write_all(report, out, badges=badges)
+    write_all(report, out, badges=badges, timed=timed)
     Terminal(quiet=quiet).finish(report, out)
     return int(report.summary["exit_code"])
 
@@ -336,6 +343,23 @@ def command_line() -> str:
     import shlex
 
     return shlex.join(["assay", *sys.argv[1:]])
+
+def joining(folder: Path | None) -> Callable[[BenchReport], None]:
+    """What puts timings into the page of the report in this folder; the report is read, or refused, before anything is timed."""
+    if folder is None:
+        return lambda timed: None
+    from assay.report import jsonl, render, speed
+
+    place = folder if folder.is_dir() else folder.parent
+    read = jsonl.read(folder)
+
+    def join(timed: BenchReport) -> None:
+        render.write_text(place / speed.FILE_NAME, speed.dumps(read, command_line(), timed.rows, timed.ended))
+        render.write_all(read, place, timed=speed.read(place, read))
+        print(f"speed beside conformance: {place / render.PAGE}", file=sys.stderr)
+
+    return join
+
 
 
 # ------------------------------------------------------------------------------------------------ the console script

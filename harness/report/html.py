@@ -2,8 +2,7 @@
 from __future__ import annotations
 
 import re
-import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -12,46 +11,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from assay.report import failure, invariances, overview
-from assay.report.charts import histogram, ratio_bar
+from assay.report import failure, invariances, overview, speed, views
 from assay.report.jsonl import Report
-from assay.report.status import LOOKS, ORDER, plural, short, worst
-from assay.run import events
+from assay.report.status import LOOKS, ORDER, plural, short
 from assay.run.events import Json
 
 # A whole audit has to stay small: beyond these the page says how many it leaves to report.jsonl.
-ROWS_PER_PROPERTY, FAILURES_IN_FULL, FAILURES_LISTED, GAPS, NAMES = 30, 60, 500, 200, 6
-
-
-@dataclass(frozen=True)
-class Row:
-    """One case in the table of its property."""
-
-    who: str
-    where: str
-    status: str
-    examples: tuple[int, int, int, int]
-    bar: Markup
-    ratio: str
-    form: str
-    anchor: str
-
-
-@dataclass(frozen=True)
-class PropertyView:
-    """One property with its cases, worst first."""
-
-    slug: str
-    anchor: str
-    sentence: str
-    statements: list[tuple[str, str]]
-    tolerance: str
-    source: str
-    rests_on: list[tuple[str, str]]
-    status: str
-    counts: list[tuple[str, int]]
-    rows: list[Row]
-    more: str
+FAILURES_IN_FULL, FAILURES_LISTED, GAPS, NAMES = 60, 500, 200, 6
 
 
 @dataclass(frozen=True)
@@ -64,8 +30,8 @@ class Gap:
     implementations: str
 
 
-def render(report: Report) -> str:
-    """The page as text."""
+def render(report: Report, bench: speed.Speed | None = None) -> str:
+    """The page as text; speed beside it where implementations were timed."""
     results = overview.results_of(report)
     wrong = overview.failures(report)
     groups = _alike(wrong)
@@ -76,12 +42,12 @@ def render(report: Report) -> str:
     page = _environment().get_template("report.html.j2")
     return page.render(
         report=report, header=report.header, end=report.summary, totals=overview.totals(report),
-        title=overview.verdict_sentence(report), tone=_tone(report), statuses=_statuses(results), anchors=anchors,
+        title=overview.verdict_sentence(report), tone=_tone(report), statuses=views.statuses(results), anchors=anchors,
         failures=groups[:FAILURES_IN_FULL], listed=[one for one in listed if one["id"] in anchors],
         unlisted=len(wrong) - len(anchors), gaps=gaps[:GAPS], more_gaps=max(0, len(gaps) - GAPS),
         left_out=_left_out(report), matrix=overview.matrix(report, results),
-        grid=invariances.grid(report, results), charts=_charts(results),
-        kinds=_properties(report, results, anchors), statement_texts=report.plan["statements"],
+        grid=invariances.grid(report, results), kinds=views.kinds(report, results, anchors),
+        statement_texts=report.plan["statements"], bench=bench,
         looks=LOOKS, order=ORDER,
     )
 
@@ -100,7 +66,7 @@ def _environment() -> Environment:
         loader=PackageLoader("assay.report", "templates"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )
-    found.filters |= {"short": short, "show": failure.show, "slug": _slug, "pairs": _settings}
+    found.filters |= {"short": short, "show": failure.show, "slug": views.slug, "pairs": _settings}
     found.globals |= {
         "plural": plural, "numbers": failure.numbers, "smallest_input": failure.smallest_input, "place": failure.place,
         "said": failure.said, "arguments": _arguments,
@@ -126,10 +92,6 @@ def _safe_url(url: object) -> str:
     return url if isinstance(url, str) and re.fullmatch(r"https?://[^\s<>\"']+", url) else ""
 
 
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unnamed"
-
-
 def _settings(values: Any) -> str:
     """A declaration's value as short text."""
     if isinstance(values, Mapping):
@@ -139,12 +101,6 @@ def _settings(values: Any) -> str:
 
 def _tone(report: Report) -> str:
     return {"conformant": "good", "non-conformant": "bad"}.get(report.summary["verdict"], "warn")
-
-
-def _statuses(results: Sequence[Json]) -> list[tuple[str, int]]:
-    """Statuses that occur and how often, worst first."""
-    found = Counter(one["status"] for one in results)
-    return [(status, found[status]) for status in ORDER if found[status]]
 
 
 def _left_out(report: Report) -> int:
@@ -165,73 +121,3 @@ def _gaps(report: Report, results: Sequence[Json]) -> list[Gap]:
 def _names(names: Sequence[str]) -> str:
     kept, left = ", ".join(names[:NAMES]), len(names) - NAMES
     return f"{kept} and {left} more" if left > 0 else kept
-
-
-def _charts(results: Sequence[Json]) -> dict[str, list[tuple[str, str, Markup]]]:
-    """kind -> for each dtype: its name, a sentence and a histogram of error over bound."""
-    ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for one in results:
-        ratio = _ratio(one)
-        if ratio is not None:
-            ratios[one["kind"]][one["dtype"]].append(ratio)
-    return {
-        kind: [(dtype, _spread(found), histogram(found, f"{kind} in {dtype}")) for dtype, found in by_dtype.items()]
-        for kind, by_dtype in sorted(ratios.items())
-    }
-
-
-def _spread(ratios: Sequence[float]) -> str:
-    inside = [ratio for ratio in ratios if ratio <= 1]
-    if not inside:
-        return f"{plural(len(ratios), 'case')}, none inside its bound"
-    used = f"right cases used {statistics.median(inside):.0%} of their bound (median), {max(inside):.0%} at most"
-    return f"{plural(len(ratios), 'case')}; {used}"
-
-
-def _ratio(one: Mapping[str, Any]) -> float | None:
-    found = events.number(one["values"].get("error_over_bound"))
-    return events.number(one["error_over_bound"]) if found is None else found
-
-
-def _properties(report: Report, results: Sequence[Json], anchors: Mapping[str, str]) -> dict[str, list[PropertyView]]:
-    """kind -> its properties, each with its cases."""
-    cases: dict[str, list[Json]] = defaultdict(list)
-    for one in results:
-        cases[one["property"]].append(one)
-    found: dict[str, list[PropertyView]] = defaultdict(list)
-    for slug in dict.fromkeys([*report.plan["properties"], *cases]):
-        if cases[slug]:
-            found[slug.partition("/")[0]].append(_property(report, slug, cases[slug], anchors))
-    return dict(sorted(found.items()))
-
-
-def _property(report: Report, slug: str, cases: Sequence[Json], anchors: Mapping[str, str]) -> PropertyView:
-    info = report.plan["properties"].get(slug, {})
-    texts = report.plan["statements"]
-    ordered = sorted(cases, key=lambda one: (ORDER.index(one["status"]), -_sortable(one)))
-    shown = ordered[:ROWS_PER_PROPERTY]
-    rest = _statuses(ordered[ROWS_PER_PROPERTY:])
-    more = ", ".join(f"{count:,} {status}" for status, count in rest)
-    return PropertyView(
-        slug, f"p-{_slug(slug)}", info.get("sentence") or cases[0]["sentence"],
-        [(one, texts.get(one, "")) for one in cases[0]["statements"]],
-        info.get("tolerance", ""), info.get("source", ""),
-        [(name, f"p-{_slug(name)}") for name in info.get("rests_on", cases[0]["rests_on"])],
-        worst(one["status"] for one in cases), _statuses(cases), [_row(one, anchors) for one in shown], more,
-    )
-
-
-def _sortable(one: Json) -> float:
-    ratio = _ratio(one)
-    return -1.0 if ratio is None or ratio != ratio else ratio
-
-
-def _row(one: Json, anchors: Mapping[str, str]) -> Row:
-    counts, ratio = one["examples"], _ratio(one)
-    forms = one["values"].get("forms", {})
-    text = "" if ratio is None else f"{short(ratio)} ×" if not ratio <= 1 else f"{ratio:.2f}"
-    return Row(
-        one["implementation"], f"{one['device']} {one['dtype']}".strip(), one["status"],
-        (counts["right"], counts["wrong"], counts["undecided"], counts["not_supported"]), ratio_bar(ratio), text,
-        max(forms, key=forms.__getitem__) if forms else "", anchors.get(one["id"], ""),
-    )

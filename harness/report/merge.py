@@ -66,8 +66,9 @@ def _plan(reports: Sequence[Report]) -> Json:
     """The whole plan again; what every shard left out is named once."""
     left = {events.dumps(entry): entry for report in reports for entry in report.plan["left_out"]}
     merged: Json = dict(reports[0].plan)
-    for key in ("properties", "statements"):
-        merged[key] = {name: value for report in reports for name, value in report.plan[key].items()}
+    for key in ("properties", "statements", "formulas", "kinds"):
+        told = {name: value for report in reports for name, value in report.plan.get(key, {}).items()}
+        merged |= {key: told} if told or key in merged else {}
     for key in ("cases", "rows"):
         merged[key] = [item for report in reports for item in report.plan[key]]
     return merged | {"left_out": list(left.values())}

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from assay.errors import UsageError
-from assay.report import badge, html, jsonl, junit, markdown
+from assay.report import badge, html, jsonl, junit, markdown, speed
 from assay.report.jsonl import Report
 from assay.run import events
 
-WRITERS: dict[str, Callable[[Report], str]] = {
-    "report.html": html.render, "summary.md": markdown.render, "junit.xml": junit.render,
-}
+PAGE = "report.html"
+WRITERS: dict[str, Callable[[Report], str]] = {PAGE: html.render, "summary.md": markdown.render, "junit.xml": junit.render}
 BADGES: dict[str, Callable[[Report], str]] = {"badge.json": badge.shields, "badge.svg": badge.svg}
 
 
-def write_all(report_or_path: Report | str | Path, out_dir: str | Path, *, badges: bool = False) -> list[Path]:
+def write_all(report_or_path: Report | str | Path, out_dir: str | Path, *, badges: bool = False,
+              timed: speed.Speed | None = None) -> list[Path]:
     """Write report.html, summary.md and junit.xml, and report.jsonl where it is not there yet; returns their paths.
 
     Everything is rendered before the first file is touched, and each file is replaced whole: a refusal leaves all as it
@@ -26,6 +26,8 @@ def write_all(report_or_path: Report | str | Path, out_dir: str | Path, *, badge
     report = report_or_path if isinstance(report_or_path, Report) else jsonl.read(report_or_path)
     folder = Path(out_dir)
     texts = {name: render(report) for name, render in (WRITERS | (BADGES if badges else {})).items()}
+    if timed is not None:
+        texts[PAGE] = html.render(report, timed)
     source = folder / jsonl.FILE_NAME
     if report.path is None or report.path.resolve() != source.resolve():
         texts[jsonl.FILE_NAME] = "".join(events.dumps(event) + "\n" for event in report.events())

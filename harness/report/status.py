@@ -62,6 +62,6 @@ def short(value: Any) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Count and noun: `1 case`, `3 cases`, `2 properties`."""
-    many = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
+    """Count and noun: `1 case`, `3 cases`, `2 properties`, `2 ways`."""
+    many = noun[:-1] + "ies" if noun.endswith("y") and noun[-2] not in "aeiou" else noun + "s"
     return f"{count:,} {noun if count == 1 else many}"

@@ -31,9 +31,12 @@ NEUTRAL = frozenset({"not-claimed", "not-exercised"})
 # A stale waiver or a file that dies at its import belongs to no planned case, yet is told.
 OUTSIDE_PLAN = RED | {"harness-error"}
 EXAMPLES = ("right", "wrong", "undecided", "not_supported")
+SPREAD = 10  # places in the distribution of a case's errors over their bounds: 0, below 1e-4, and half decades up to 1
+DISTRIBUTIONS = ("families", "sizes")
 VERDICTS = ("conformant", "non-conformant", "inconclusive")
 
 NAME_LENGTH, MESSAGE_LENGTH, NOTE_LENGTH, TAIL_LENGTH, ARGUMENT_LENGTH = 100, 2_000, 500, 4_000, 4_000
+FORMULA_LENGTH = 1_000
 TIMES = frozenset({"started", "finished", "seconds"})
 
 _ESCAPES = re.compile(
@@ -84,6 +87,9 @@ class Values(TypedDict, total=False):
     bound: Number  # maximum
     headroom: Number  # bound over error, where it was smallest
     forms: dict[str, int]  # form -> examples in which it set the bar
+    spread: list[int]  # right examples by error over bound, at the places of `place_of`
+    families: dict[str, list[Number]]  # value family -> right examples, median and worst error over bound
+    sizes: dict[str, list[Number]]  # range of the largest dim -> the same
 
 
 class LeftOut(TypedDict):
@@ -107,6 +113,15 @@ class PropertyInfo(TypedDict, total=False):
     tolerance: str  # where the tolerance comes from
     source: str
     invariance: str  # the column of the grid of invariances that it fills
+
+
+class KindInfo(TypedDict, total=False):
+    """What is fixed about a kind, told once in the plan."""
+
+    summary: str
+    call: str
+    source: str
+    forms: list[str]  # the ways to evaluate the formula, over which the bound is the widest
 
 
 class Shard(TypedDict):
@@ -140,6 +155,8 @@ class Plan(TypedDict):
     left_out: list[LeftOut]
     properties: dict[str, PropertyInfo]
     statements: dict[str, str]  # id -> text
+    formulas: NotRequired[dict[str, str]]  # id of a statement -> LaTeX
+    kinds: NotRequired[dict[str, KindInfo]]
     whole: Json  # count and sha256 of the plan of which `cases` is a shard
 
 
@@ -225,6 +242,13 @@ def number(value: Any) -> float | None:
     return float(value)
 
 
+def place_of(ratio: float) -> int:
+    """Where an error over its bound, at most 1, stands in a distribution."""
+    if not ratio > 0:
+        return 0
+    return 1 + min(max(0, 1 + math.floor(2 * (math.log10(ratio) + 4))), SPREAD - 2)
+
+
 def dumps(event: Mapping[str, Any]) -> str:
     """One line of strict JSON with sorted keys."""
     return json.dumps(event, allow_nan=False, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
@@ -282,16 +306,22 @@ def fingerprint(cases: Iterable[str]) -> Json:
 def plan(
     rows: Mapping[str, tuple[str, str, str, str]], left_out: Iterable[Mapping[str, str]] = (), *,
     properties: Mapping[str, Mapping[str, Any]] | None = None, statements: Mapping[str, str] | None = None,
+    formulas: Mapping[str, str] | None = None, kinds: Mapping[str, Mapping[str, Any]] | None = None,
     whole: Iterable[str] | None = None,
 ) -> Plan:
     """The second event. `rows`: case id -> (property, implementation, device, dtype); `whole`: all ids, in a shard."""
-    return {
+    told: Plan = {
         "type": "plan", "cases": list(rows),
         "rows": [[clean(part, 2 * NAME_LENGTH) for part in row] for row in rows.values()],
         "left_out": [strict(entry, NOTE_LENGTH) for entry in left_out],
         "properties": strict(properties or {}), "statements": strict(statements or {}),
         "whole": fingerprint(rows if whole is None else whole),
     }
+    if formulas:
+        told["formulas"] = strict(formulas, FORMULA_LENGTH)
+    if kinds:
+        told["kinds"] = strict(kinds, NOTE_LENGTH)
+    return told
 
 
 def result(

@@ -20,6 +20,7 @@ from assay.hosting import Answer, Call, Host, Meanwhile, nothing
 from assay.ledger import Decision, Ledger, open_ledger
 from assay.properties import Property
 from assay.run import events
+from assay.run.distribution import Distribution
 from assay.run.explain import failure_fields
 from assay.run.plan import CaseSpec
 from assay.run.simplify import simplify
@@ -78,6 +79,7 @@ class Tally:
     worst_at: str = ""
     reasons: dict[str, int] = field(default_factory=dict)
     noise: list[float] = field(default_factory=list)  # error over the usual error at this precision, one an example
+    spread: Distribution = field(default_factory=Distribution)
 
     def add(self, tried: Tried) -> None:
         setattr(self, tried.outcome, getattr(self, tried.outcome) + 1)
@@ -85,6 +87,8 @@ class Tally:
         self.missed = self.missed or (tried.reason if tried.missed else "")
         if tried.outcome in ("undecided", "not_supported"):
             self.reasons[tried.reason] = self.reasons.get(tried.reason, 0) + 1
+        if tried.ledger and tried.outcome == "right":
+            self.spread.add(tried.ledger.worst(), tried.configuration)
         if tried.ledger and tried.outcome == "right" and tried.ledger.noise:
             self.noise.append(max(tried.ledger.noise))
         if tried.ledger and tried.outcome == "right" and tried.ledger.worst() > self.worst:
@@ -116,6 +120,7 @@ class Judge:
         trial = Trial(self, case, prop, declaration, host)
         tally, failed = trial.search()
         found = _decided(tally) if failed is None else trial.explain(failed)
+        found["values"] = {**found.get("values", {}), **tally.spread.to_json()}
         return dict(events.result(
             id=case.id, property=prop.id, statements=prop.statements, implementation=case.implementation, device=case.device,
             dtype=case.dtype, sentence=prop.sentence, rests_on=prop.rests_on, examples=tally.counts(),

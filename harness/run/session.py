@@ -15,7 +15,7 @@ from assay.contract.declaration import Declaration
 from assay.contract.loading import load
 from assay.errors import HarnessError, HostError, UsageError
 from assay.report.jsonl import Report
-from assay.run import events
+from assay.run import background, events
 from assay.run.events import Header
 from assay.run.hosts import RemoteHost, Zygote
 from assay.run.judge import Settings
@@ -240,7 +240,9 @@ def plan_event(planned: CasePlan, mine: Sequence[CaseSpec]) -> events.Plan:
     """The plan as the report holds it."""
     kinds = {case.kind for case in mine}
     shown = [prop for prop in planned.properties.values() if prop.kind in kinds]
+    named = [id for prop in shown for id in prop.statements]
     return events.plan({case.id: case.row for case in mine}, planned.left_out, properties=details(shown),
+                       statements=background.texts(named), formulas=background.formulas(named), kinds=background.kinds(kinds),
                        whole=[case.id for case in planned.cases])
 
 

@@ -185,7 +185,7 @@ class Contest:
         floor = self._floor() if mode == "forward" else None
         for made, spent in zip(able, times, strict=True):
             ratios = [own / other for own, other in zip(spent, times[0], strict=True)]
-            low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
+            low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else (ratios[0],) * 3
             share = floor / min(spent) if floor is not None else None
             yield self._row(made, mode, ratio=middle, low=low, high=high, share_of_floor=share)
 
