@@ -3,8 +3,12 @@ from __future__ import annotations
 
 import builtins
 import difflib
+import heapq
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
 from typing import Any
 
 from assay.contract.declaration import Declaration
@@ -148,18 +152,29 @@ def _depths(properties: Sequence[Property]) -> dict[str, int]:
     return depth
 
 
-def shard_of(cases: Sequence[CaseSpec], index: int, count: int, costs: Mapping[str, float] | None = None) -> list[CaseSpec]:
-    """The cases of one shard (1-based): dealt out by falling cost where costs are known, round robin where not."""
-    loads = [0.0] * count
-    mine = []
-    known = costs or {}
-    for case in sorted(cases, key=lambda case: (-known.get(case.id, 0.0), case.id)):
-        lightest = min(range(count), key=lambda place: (loads[place], place))
-        loads[lightest] += known.get(case.id, 1.0)
-        if lightest == index - 1:
-            mine.append(case)
-    chosen = set(mine)
-    return [case for case in cases if case in chosen]
+@cache
+def recorded_costs() -> Mapping[str, float]:
+    """Seconds of one case of each property on the references, as `bench/costs.py` wrote them down: only their ratios matter."""
+    found: dict[str, float] = json.loads(resources.files("assay.run").joinpath("costs.json").read_text("utf-8"))
+    return found
+
+
+def cost_of(case: CaseSpec, costs: Mapping[str, float]) -> float:
+    """What a case costs; one of an unknown property as much as the mean of those known."""
+    return costs.get(case.property) or sum(costs.values()) / len(costs)
+
+
+def shard_of(cases: Sequence[CaseSpec], index: int, count: int, costs: Mapping[str, float]) -> list[CaseSpec]:
+    """The cases of one shard (1-based): dealt out by falling cost, each to the shard that has least to do."""
+    loads = [(0.0, place) for place in range(1, count + 1)]
+    known = {case: cost_of(case, costs) for case in cases}
+    mine = set()
+    for case in sorted(cases, key=lambda case: (-known[case], case.id)):
+        load, lightest = loads[0]
+        heapq.heapreplace(loads, (load + known[case], lightest))
+        if lightest == index:
+            mine.add(case)
+    return [case for case in cases if case in mine]
 
 
 def details(properties: Iterable[Property]) -> dict[str, dict[str, Any]]:

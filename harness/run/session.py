@@ -20,7 +20,7 @@ from assay.run.events import Header
 from assay.run.hosts import RemoteHost, Zygote
 from assay.run.judge import Settings
 from assay.run.judging import Bench
-from assay.run.plan import CasePlan, CaseSpec, Selection, details, make_plan, shard_of
+from assay.run.plan import CasePlan, CaseSpec, Selection, details, make_plan, recorded_costs, shard_of
 from assay.run.pool import Job, Pool
 from assay.run.resuming import keep
 from assay.run.verdicts import Verdicts
@@ -155,7 +155,7 @@ class Session:
                              f"{', '.join(sorted(kinds))}; `assay list properties` lists what there is")
         mine = list(planned.cases)
         if self.request.shard is not None:
-            mine = shard_of(planned.cases, *self.request.shard)
+            mine = shard_of(planned.cases, *self.request.shard, recorded_costs())
         return planned, mine
 
     # ------------------------------------------------------------------------------------------------ the run

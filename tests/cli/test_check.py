@@ -13,8 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from assay.contract import loading
 from assay.report import jsonl
 from assay.run.events import canonical
+from assay.run.judge import Settings
+from assay.run.judging import Bench
+from assay.run.plan import CaseSpec
 
 from .conftest import NARROW, lines
 
@@ -50,11 +54,23 @@ def test_an_undeclared_object_can_be_replayed(kernels: Path, assay: Call) -> Non
 
 def test_the_results_are_the_same_on_any_number_of_workers(kernels: Path, assay: Call) -> None:
     found = []
-    for options in (("--isolate", "never"), ("--workers", "1"), ("--workers", "2")):
+    for options in (("--isolate", "never"), ("--workers", "1"), ("--workers", "2"), ("--workers", "4")):
         assert assay("check", "kernels.py", *NARROW, *options)[0] == 1
         events = [event for event in lines(REPORT) if event["type"] in ("plan", "result")]
         found.append(canonical(events))
-    assert found[0] == found[1] == found[2]
+    assert all(one == found[0] for one in found)
+
+
+def test_the_results_are_the_same_in_any_order(kernels: Path, assay: Call) -> None:
+    assert assay("check", "kernels.py", *NARROW, *HERE)[0] == 1
+    report = jsonl.read(REPORT)
+    made = tuple(loading.load("kernels.py", None))
+    bench = Bench([{"target": "kernels.py", "kind": None, "isolated": False, "declared": made}],
+                  Settings(profile="quick"), None)
+    by_row = [CaseSpec(prop, "softmax", *rest) for prop, *rest in reversed(report.plan["rows"])]
+    backwards = {case.id: bench.run(case) for case in by_row}
+    forwards = {one["id"]: one for one in report.results if one["status"] != "blocked"}
+    assert canonical([backwards[id] for id in forwards]) == canonical(list(forwards.values()))
 
 
 def test_resume_runs_only_what_is_missing(kernels: Path, assay: Call) -> None:
@@ -80,6 +96,7 @@ def test_shards_merge_into_the_whole(kernels: Path, assay: Call) -> None:
     assert assay("merge", "part-1", "part-2", "--quiet")[0] == 1
     assert assay("check", "kernels.py", *NARROW, *HERE, "--out", "whole")[0] == 1
     assert assay("diff", "whole", "assay-report", "--fail-on", "regressions")[0] == 0
+    assert canonical(jsonl.read("whole").results) == canonical(jsonl.read("assay-report").results)
 
 
 def waive(place: Path, **changes: object) -> Path:
