@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from assay import parts
 from assay.contract.declaration import Declaration, declare
 from assay.contract.kinds import quoted
 from assay.errors import NotExercisedError, UsageError
@@ -30,7 +31,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 VERSION, URL = installed("transformers"), "https://github.com/huggingface/transformers"
 KIND = "causal_lm"
 CACHES = ("cache", "past_key_values", "state", "mems", "past_buckets_states")  # what `forward` calls it, by version and type
-OFFERS = frozenset({"loss", "saving", "kernels"})
+OFFERS = frozenset({"loss", "saving", "kernels", "parts"})
 
 
 # ------------------------------------------------------------------------------------------------ names
@@ -217,6 +218,10 @@ class Adapter:
             self._others[kernel] = self._with(kernel)
         out: Tensor = self._run(self._others[kernel], ids, mask, 0, {}).logits
         return out
+
+    def parts(self, ids: Tensor, *, skip: int = 0) -> tuple[Any, ...]:
+        """What the modules of one pass received and gave; see `harness/parts.py`."""
+        return parts.record(self.model, lambda: self(ids), skip)
 
     def _with(self, kernel: str) -> nn.Module:
         settings = copy.deepcopy(self.model.config)

@@ -48,7 +48,7 @@ def check(
     workers: options.Workers = None, shard: options.Shard = None, timeout: options.Timeout = 60.0,
     isolate: options.Isolate = "auto", waivers: options.Waivers = None, write_waivers: options.WriteWaivers = False,
     resume: options.Resume = False, out: options.Out = REPORT, json: options.Json = False, quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
+    verbose: options.Verbose = False, parts: options.Parts = False,
 ) -> int:
     """Check implementations and write a report.
 
@@ -61,6 +61,10 @@ def check(
     request = requests.request(
         targets or (), kind=kind, devices=device, dtypes=dtype, only=only, profile=profile, seed=seed, timeout=timeout,
         workers=workers, shard=shard, isolate=isolate, waivers=waivers, command=command_line())
+    if parts:
+        from assay.cli.parts import show_parts
+
+        return show_parts(request, as_json=json)
     return check(request, out, resume=resume, as_json=json, quiet=quiet, write_waivers=write_waivers)
 
 

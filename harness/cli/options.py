@@ -29,3 +29,4 @@ Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the r
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, all else on stderr.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="The verdict alone.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Tracebacks of errors.")]
+Parts = Annotated[bool, typer.Option("--parts", help="A model's parts one by one, and what is not recognised; no report.")]

@@ -22,9 +22,9 @@ REQUIRED: Final = _Required()
 FEATURES: Final[tuple[str, ...]] = (
     "mask", "bias", "causal", "window", "two_sided_window", "negative_positions", "scale", "softcap", "gqa",
     "empty_rows", "value_width", "cross_lengths", "gradients", "half_precision", "strided", "padding", "left_padding",
-    "cache", "chunks", "beams", "empty", "long_positions", "loss", "saving", "kernels", "refused_ids",
+    "cache", "chunks", "beams", "empty", "long_positions", "loss", "saving", "kernels", "parts", "refused_ids",
 )
-OFFERS: Final[tuple[str, ...]] = ("two_sided_window", "negative_positions", "loss", "saving", "kernels")
+OFFERS: Final[tuple[str, ...]] = ("two_sided_window", "negative_positions", "loss", "saving", "kernels", "parts")
 
 _EVERYWHERE = frozenset({"half_precision", "strided", "empty"})
 
@@ -200,7 +200,7 @@ def _model_kinds() -> list[Kind]:
               {**_LAYER, "src_mask": None, "tgt_mask": None}, wrt="params", features=f"{layer} cross_lengths",
               conventions=f"positions {_EXPERTS}", outputs="logits"),
         _kind("causal_lm", "A causal language model, made by a factory.", "", {"seed": REQUIRED},
-              features="gradients mask padding left_padding cache chunks beams loss saving kernels refused_ids",
+              features="gradients mask padding left_padding cache chunks beams loss saving kernels parts refused_ids",
               conventions=f"positions {_EXPERTS}",
               outputs="logits", factory=True),
         _kind("tokenizer", "Text to ids and back, made by a factory.", "", features="padding left_padding",
