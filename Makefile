@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup check test gpu bench clean
+.PHONY: help setup check document test gpu bench clean
 OUT ?= assay-report
 # What `make check` judges: the built-in softmax and attention, and the two attentions of Hugging Face's Llama.
 TARGETS ?= torch-softmax torch-log-softmax-exp torch-nn-softmax sdpa sdpa-math sdpa-flash hf-llama-eager hf-llama-sdpa
@@ -15,6 +15,9 @@ check: setup ## judge the built-in attention and softmax and Hugging Face's Llam
 	@code=0; .venv/bin/assay check $(TARGETS) --out $(OUT) || code=$$?; \
 	if [ -e $(OUT)/report.html ]; then echo "report: $(abspath $(OUT))/report.html"; fi; exit $$code
 
+document: setup ## the statements as a site, with their status in the report of `make check` (or of OUT); in OUT-document
+	@.venv/bin/assay document $(OUT) --findings reports/findings --out $(OUT)-document
+
 test: ## lint, types and the tests of the machinery: what must hold before a change lands
 	@bash .ci/run
 
@@ -27,5 +30,5 @@ bench: setup ## measure what the harness itself costs
 	@for file in bench/*.py; do [ -e "$$file" ] || continue; echo "$$file"; .venv/bin/python "$$file" || exit 1; done
 
 clean: ## remove what the other targets made, the report and .venv too
-	rm -rf .venv build assay-report *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv build assay-report assay-report-document *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

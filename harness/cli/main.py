@@ -197,6 +197,21 @@ def report(
     finish(read, out or folder, quiet, badges=badges, timed=speed.read(folder, read))
 
 
+@app.command(epilog="Example: assay document assay-report --out site --implementation sdpa")
+def document(
+    source: Annotated[Path, typer.Argument(metavar="REPORT", help="A report.jsonl, or its folder.")] = REPORT,
+    implementation: Annotated[str | None, typer.Option(
+        "--implementation", metavar="NAME", help="Whose statuses; by default the one with the most kinds.")] = None,
+    findings: Annotated[Path | None, typer.Option("--findings", metavar="FOLDER", help="Markdown pages, a finding each.")] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the site.")] = Path("assay-document"),
+    verbose: options.Verbose = False,
+) -> None:
+    """Write the document that runs: all statements in order, each with its status in a report; a page for each finding."""
+    from assay.cli.documenting import write
+
+    print(f"wrote {write(source, implementation, findings, out)}")
+
+
 @app.command(epilog="Example: assay bundle assay-report --out evidence.zip")
 def bundle(
     source: Annotated[Path, typer.Argument(metavar="REPORT", help="A report.jsonl, or its folder.")] = REPORT,
@@ -272,14 +287,14 @@ def new(
 def bench(
     targets: options.Targets = None, kind: options.Kind = None, dtype: options.Dtype = None, device: options.Device = None,
     rounds: Annotated[int, typer.Option("--rounds", metavar="N", help="How often each is timed, in turns.")] = 9,
+    beside: Annotated[Path | None, typer.Option(
+        "--report", metavar="REPORT", help="A report's folder: its page shows speed beside conformance.")] = None,
     json: options.Json = False, verbose: options.Verbose = False,
 ) -> None:
     """Time implementations against their peer, in turns: ratios, share of the machine's floor, growth of memory.
 
     A target is as in `assay check`, or the name of a kind: everything that is built in for it.
     """
-    beside: Annotated[Path | None, typer.Option(
-        "--report", metavar="REPORT", help="A report's folder: its page shows speed beside conformance.")] = None,
     from assay.run import bench
 
     if not targets:
@@ -342,12 +357,6 @@ def finish(report: Report, out: Path, quiet: bool, *, badges: bool = False, time
     return int(report.summary["exit_code"])
 
 
-def command_line() -> str:
-    """The command as it was given, for the report."""
-    import shlex
-
-    return shlex.join(["assay", *sys.argv[1:]])
-
 def joining(folder: Path | None) -> Callable[[BenchReport], None]:
     """What puts timings into the page of the report in this folder; the report is read, or refused, before anything is timed."""
     if folder is None:
@@ -364,6 +373,12 @@ def joining(folder: Path | None) -> Callable[[BenchReport], None]:
 
     return join
 
+
+def command_line() -> str:
+    """The command as it was given, for the report."""
+    import shlex
+
+    return shlex.join(["assay", *sys.argv[1:]])
 
 
 # ------------------------------------------------------------------------------------------------ the console script

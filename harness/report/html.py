@@ -39,7 +39,7 @@ def render(report: Report, bench: speed.Speed | None = None) -> str:
     anchors = {one["id"]: f"f{n}" for n, one in enumerate(ordered[:FAILURES_LISTED])}
     listed = [one for group in groups[FAILURES_IN_FULL:] for one in group]
     gaps = _gaps(report, results)
-    page = _environment().get_template("report.html.j2")
+    page = environment().get_template("report.html.j2")
     return page.render(
         report=report, header=report.header, end=report.summary, totals=overview.totals(report),
         title=overview.verdict_sentence(report), tone=_tone(report), statuses=views.statuses(results), anchors=anchors,
@@ -60,7 +60,7 @@ def _alike(wrong: Sequence[Json]) -> list[list[Json]]:
     return list(groups.values())
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
     """Autoescape on for everything; the page's own style and script are the only trusted text."""
     found = Environment(
         loader=PackageLoader("assay.report", "templates"), autoescape=True, undefined=StrictUndefined,
@@ -70,7 +70,7 @@ def _environment() -> Environment:
     found.globals |= {
         "plural": plural, "numbers": failure.numbers, "smallest_input": failure.smallest_input, "place": failure.place,
         "said": failure.said, "arguments": _arguments,
-        "style": _asset("report.css"), "script": _asset("report.js"), "safe_url": _safe_url,
+        "style": _asset("report.css"), "script": _asset("report.js"), "safe_url": _safe_url, "looks": LOOKS,
     }
     return found
 

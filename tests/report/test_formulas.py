@@ -9,7 +9,8 @@ from assay import statements
 from assay.report.formulas import mathml
 
 PIECES = (r"\frac", "{", "}", "_", "^", r"\left(", r"\right)", r"\href{javascript:alert(1)}{x}", r"\style{color:red}{x}",
-          r"\begin{x}", r"\genfrac{", r"\text{<b>}", "&", r"\\", "x", " ", "<script>", r"\sqrt[", r", \quad ", r"\hskip", "\x00", r"\unknown")
+          r"\begin{x}", r"\genfrac{", r"\text{<b>}", "&", r"\\", "x", " ", "<script>", r"\sqrt[", r", \quad ",
+          r"\hskip", "\x00", r"\unknown")
 
 
 def test_every_formula_of_the_catalogue_is_read() -> None:
