@@ -91,10 +91,12 @@ def why_not(prop: Property, declaration: Declaration) -> str:
         named = ", ".join(f"{name}={declaration.conventions.get(name)}" for name in prop.conventions)
         return f"declares another convention: {named}"
     for name, rule in prop.given.items():
-        if name in declaration.limits and not callable(rule):
-            values = rule if isinstance(rule, tuple) else (rule,)
-            if not any(isinstance(value, str) or declaration.allows(name, value) for value in values):
-                return f"declares limits that exclude {name}={'/'.join(str(value) for value in values)}"
+        values = rule if isinstance(rule, tuple) else (rule,)
+        if name in declaration.fixed and not callable(rule) and declaration.fixed[name] not in values:
+            return f"has {name}={declaration.fixed[name]} alone"
+        outside = not any(isinstance(value, str) or declaration.allows(name, value) for value in values)
+        if name in declaration.limits and not callable(rule) and outside:
+            return f"declares limits that exclude {name}={'/'.join(str(value) for value in values)}"
     return ""
 
 
