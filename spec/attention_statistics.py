@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 
 import torch
-from scipy import stats
 
 from assay.cases import Example
 from assay.ledger import fact, statistic
+from assay.spec import chance
 from assay.spec.attention import PLAIN, conduct, spec
 from assay.subject import Subject
 
@@ -38,9 +38,8 @@ def variance_is(attention: Subject, example: Example, width: int, scale: float |
     fact(bool(ratios.isfinite().all()), "a weight is 0, negative or NaN where none may be", check="log-ratios are finite",
          decided=False)
     squares = float(((ratios / (norms * math.sqrt(2.0) * expected)) ** 2).sum())
-    tail = stats.chi2.cdf(squares, SAMPLES), stats.chi2.sf(squares, SAMPLES)
-    statistic(2 * min(tail), FALSE_ALARM, text=f"variance of the scores at D={width}", got=f"{squares / SAMPLES:.4g} times",
-              expected="1 times what the scale gives")
+    statistic(chance.chi_square(squares, SAMPLES), FALSE_ALARM, text=f"variance of the scores at D={width}",
+              got=f"{squares / SAMPLES:.4g} times", expected="1 times what the scale gives")
 
 
 @spec.holds("ATT-3", "E4", "E31", kills=("scale_one_over_d", "no_scale"), rests_on=(conduct["form"],),
@@ -69,10 +68,10 @@ def without_the_scale_the_softmax_saturates(attention: Subject, example: Example
     """
     wide = example.dims["D"]
     spread = {(width, scale): _spread(attention, example, width, scale) for width in (16, wide) for scale in (None, 1.0)}
-    level = stats.mannwhitneyu(spread[16, None], spread[wide, None]).pvalue
-    statistic(float(level), FALSE_ALARM, text="spread of scaled weights at small and large D")
-    falls = stats.mannwhitneyu(spread[16, 1.0], spread[wide, 1.0], alternative="greater").pvalue
-    fact(bool(falls < FALSE_ALARM), f"unscaled weights do not saturate as D grows (p = {falls:.3g})",
+    level = chance.mann_whitney(spread[16, None], spread[wide, None])
+    statistic(level, FALSE_ALARM, text="spread of scaled weights at small and large D")
+    falls = chance.mann_whitney(spread[16, 1.0], spread[wide, 1.0], alternative="greater")
+    fact(falls < FALSE_ALARM, f"unscaled weights do not saturate as D grows (p = {falls:.3g})",
          check="unscaled weights saturate")
 
 

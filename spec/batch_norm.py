@@ -5,13 +5,13 @@ import math
 from typing import Any
 
 import torch
-from scipy import stats
 
 from assay.cases import Cases, Configuration, Example, at_least, draw_values, generator
 from assay.contract.declaration import Declaration
 from assay.ledger import fact, identical, statistic
 from assay.numbers.bound import Bounded
 from assay.properties import Specification
+from assay.spec import chance
 from assay.spec.conduct import add_conduct
 from assay.spec.norm_cases import exactly, factor, usual_eps
 from assay.subject import Subject
@@ -237,14 +237,13 @@ def batch_statistics_scatter_with_the_batch(batch_norm: Subject, example: Exampl
     assert chi_square(float((scattered**2).sum()), scattered.numel(), "the batch mean does not scatter as σ/√n")
     total = float(drawn.sum())
     assert chi_square(total, drawn.numel() * (rows - 1), "the mean of the batch variance is not (n − 1)σ²/n")
-    normal = stats.norm.ppf(stats.chi2.cdf(drawn.clamp_min(0).numpy(), rows - 1).clip(1e-12, 1 - 1e-12))
+    normal = chance.stats().norm.ppf(chance.stats().chi2.cdf(drawn.clamp_min(0).numpy(), rows - 1).clip(1e-12, 1 - 1e-12))
     assert chi_square(float((normal**2).sum()), drawn.numel(), "the batch variance does not scatter as σ²√(2(n − 1))/n")
 
 
 def chi_square(value: float, degrees: int, text: str) -> Any:
     """Two-sided: the value against χ² with so many degrees of freedom."""
-    tail = min(float(stats.chi2.cdf(value, degrees)), float(stats.chi2.sf(value, degrees)))
-    return statistic(2 * tail, FALSE_ALARMS, text=text, got=f"{value:.6g}", expected=f"about {degrees}")
+    return statistic(chance.chi_square(value, degrees), FALSE_ALARMS, text=text, got=f"{value:.6g}", expected=f"about {degrees}")
 
 
 @spec.holds("BN-3", kills=("statistics_taken_for_constants", "gradient_of_the_wrong_sign"),

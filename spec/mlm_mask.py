@@ -1,6 +1,6 @@
 """What must hold of `mlm_mask(ids, special, *, mask_id, vocab_size, p, seed)`: MLM-1, MLM-2.
 
-Which tokens are chosen is chance: counts are binomial, and every test is exact (see `binomial` in the sampler's file). A thousand
+Which tokens are chosen is chance: counts are binomial, and every test is exact (see `chance.binomial`). A thousand
 rows make a rate that is a tenth off, a favoured position or a shared pattern certain to be found.
 """
 
@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from scipy.stats import binom
 
 from assay.cases import Cases, Configuration, Example, generator
 from assay.contract.declaration import Declaration
 from assay.errors import ExampleOverError
 from assay.ledger import fact, statistic
 from assay.properties import Specification
+from assay.spec.chance import binomial, stats
 from assay.spec.conduct import add_conduct
-from assay.spec.sampler import binomial
 from assay.subject import Subject
 
 ALPHA = 1e-9
@@ -30,7 +29,7 @@ class MlmMaskCases(Cases):
     """Rows of T ids, the first special and the last as well or not, some padded; the mask id is never among them."""
 
     kind = "mlm_mask"
-    dims = {"B": (1000, 1, 2, 3), "T": (16, 3, 4, 5, 17, 33), "V": (101, 64, 1000)}
+    dims = {"B": (1000, 1, 2, 3), "T": (16, 3, 4, 5, 17, 33, 130), "V": (101, 64, 1000, 11)}
     flags = {"p": (0.15, 0.5, 0.3), "padded": (False, True), "last_special": (True, False)}
     families = ("integers",)
 
@@ -138,7 +137,7 @@ def _values(tensor: torch.Tensor, where: torch.Tensor) -> str:
 
 spec = Specification("mlm_mask", MlmMaskCases())
 conduct = add_conduct(spec, agree=agree)
-MANY: dict[str, Any] = {"B": 1000, "T": (16, 17, 33)}
+MANY: dict[str, Any] = {"B": 1000, "T": (16, 17, 33, 130)}
 ONE_BY_ONE, COUNTED = {"mlm_choice": "bernoulli"}, {"mlm_choice": "count"}
 
 
@@ -169,14 +168,14 @@ def special_tokens_are_never_chosen(mlm_mask: Subject, example: Example) -> None
 
 @spec.holds(
     "MLM-1",
-    kills=("rate_fixed", "rate_too_low", "everything_chosen", "nothing_chosen"),
+    kills=("rate_fixed", "rate_too_low", "everything_chosen", "nothing_chosen", "at_least_one_a_row", "at_most_twenty_a_row"),
     conventions=ONE_BY_ONE,
     rests_on=(conduct["form"],),
     statistical=ALPHA,
-    given=MANY,
+    given={"B": 1000},
 )
 def share_of_chosen_tokens_is_p(mlm_mask: Subject, example: Example) -> None:
-    """Each ordinary token is chosen with probability p."""
+    """Each ordinary token is chosen with probability p, in short rows and in long ones."""
     found = masked(mlm_mask, example)
     share(
         int(found.chosen.sum()),
@@ -229,6 +228,24 @@ def positions_are_chosen_alike(mlm_mask: Subject, example: Example) -> None:
         )
 
 
+@spec.holds(
+    "MLM-1",
+    kills=("id_zero_never_chosen",),
+    conventions=ONE_BY_ONE,
+    rests_on=(share_of_chosen_tokens_is_p,),
+    statistical=ALPHA,
+    given=MANY | {"V": 11, "p": (0.5, 0.3)},
+)
+def ids_are_chosen_alike(mlm_mask: Subject, example: Example) -> None:
+    """Every ordinary token is chosen with probability p whatever its id: what is special is told by the flags alone."""
+    found, ordinary = masked(mlm_mask, example), ~example.special
+    tested = [name for name in range(example.vocab_size) if name != example.mask_id]
+    for name in tested:
+        here = ordinary & (example.ids == name)
+        count, trials = int((found.chosen & here).sum()), int(here.sum())
+        share(count, trials, example.p, example.p, ALPHA / len(tested), f"tokens of id {name} are not chosen with probability p")
+
+
 def _likely(mlm_mask: Subject, example: Example) -> tuple[torch.Tensor, torch.Tensor]:
     """Least and greatest probability (B,) of a row's ordinary token to be chosen."""
     count = (~example.special).sum(-1).double()
@@ -250,7 +267,7 @@ def counts_vary_as_independent_choices_do(mlm_mask: Subject, example: Example) -
     """The number of chosen tokens of a row varies from row to row as that of independent choices does."""
     counts, size = masked(mlm_mask, example).chosen.sum(-1), int((~example.special[0]).sum())
     usual = round(example.p * size)
-    likely = float(binom.pmf(usual, size, example.p))
+    likely = float(stats().binom.pmf(usual, size, example.p))
     share(
         int((counts == usual).sum()),
         len(counts),
@@ -336,6 +353,28 @@ def replacement_is_80_10_10_where_declared(mlm_mask: Subject, example: Example) 
     )
 
 
+@spec.holds(
+    "MLM-1",
+    kills=("last_id_never_random", "random_from_lower_half", "one_random_id"),
+    conventions={"mlm_replace": "bert"},
+    rests_on=(replacement_is_80_10_10_where_declared,),
+    statistical=ALPHA,
+    given=MANY | {"p": (0.5, 0.3), "V": 11},
+)
+def random_ids_come_from_the_whole_vocabulary_where_declared(mlm_mask: Subject, example: Example) -> None:
+    """A tenth of the chosen tokens is spread evenly over the vocabulary, its first and last id included.
+
+    An id takes the place of others with probability 0.1/V, or up to 0.1/(V−2) where the mask and the original are not drawn.
+    """
+    found, size = masked(mlm_mask, example), example.vocab_size
+    tested = [name for name in range(size) if name != example.mask_id]
+    for name in tested:
+        others = found.chosen & (example.ids != name)
+        count = int((others & (found.ids == name)).sum())
+        text = f"id {name} is not a random id as often as others"
+        share(count, int(others.sum()), 0.1 / size, 0.1 / (size - 2), ALPHA / len(tested), text)
+
+
 @spec.holds("MLM-2", kills=("seed_ignored",), rests_on=(conduct["form"],), given=MANY)
 def same_seed_gives_the_same_choice(mlm_mask: Subject, example: Example) -> None:
     """The same seed gives the same choice, also after another seed."""
@@ -352,21 +391,22 @@ def same_seed_gives_the_same_choice(mlm_mask: Subject, example: Example) -> None
 
 @spec.holds(
     "MLM-1",
-    kills=("seed_constant",),
+    kills=("seed_constant", "eight_bits_of_the_seed"),
     conventions=ONE_BY_ONE,
     rests_on=(share_of_chosen_tokens_is_p,),
-    statistical=ALPHA,
+    statistical=4 * ALPHA,
     given=MANY,
 )
 def another_seed_gives_another_choice(mlm_mask: Subject, example: Example) -> None:
-    """Two seeds choose a token both with probability p²."""
-    both = masked(mlm_mask, example).chosen & masked(mlm_mask, example.but(seed=example.seed + 1)).chosen
-    square = example.p**2
-    share(
-        int(both.sum()),
-        int((~example.special).sum()),
-        square,
-        math.nextafter(square, 1),
-        ALPHA,
-        "choices of two seeds are not independent",
-    )
+    """Two seeds, close or far, choose a token both with probability p²."""
+    first, square = masked(mlm_mask, example).chosen, example.p**2
+    for step in (1, 2, 256, 65536):
+        both = first & masked(mlm_mask, example.but(seed=example.seed + step)).chosen
+        share(
+            int(both.sum()),
+            int((~example.special).sum()),
+            square,
+            math.nextafter(square, 1),
+            ALPHA,
+            "choices of two seeds are not independent",
+        )

@@ -11,7 +11,6 @@ import math
 from typing import Any
 
 import torch
-from scipy.stats import binom
 
 from assay import registry
 from assay.cases import Cases, Configuration, Example, draw_values, generator
@@ -20,12 +19,15 @@ from assay.errors import ExampleOverError
 from assay.ledger import fact, statistic
 from assay.numbers.bound import Bounded
 from assay.properties import Specification
+from assay.spec.chance import binomial, stats
 from assay.spec.conduct import add_conduct
 from assay.spec.margins import evaluated
 from assay.subject import Subject
 
 ALPHA = 1e-9
 DRAWS = 20_000
+FEWER = 4_000  # draws of each of ten seeds
+PIECES = 16  # of a large vocabulary
 
 
 class SamplerCases(Cases):
@@ -72,13 +74,6 @@ def probabilities(sampler: Subject, example: Example) -> Bounded:
     """The softmax with the bar of what the implementation's arithmetic may make of it."""
     found: Bounded = evaluated(sampler, registry.reference("sampler").PROBABILITIES, logits=example.logits)[0]
     return found
-
-
-def binomial(count: int, trials: int, low: float, high: float) -> float:
-    """Two-sided p-value of a binomial count, at the probability in low … high that suits it best."""
-    low, high = min(max(low, 0.0), 1.0), min(max(high, 0.0), 1.0)
-    rare, frequent = float(binom.cdf(count, trials, low)), float(binom.sf(count - 1, trials, high))
-    return min(1.0, 2 * min(rare, frequent))
 
 
 def frequencies_fit(sampler: Subject, example: Example, ids: torch.Tensor) -> None:
@@ -186,17 +181,74 @@ def draws_do_not_depend_on_each_other(sampler: Subject, example: Example) -> Non
 
 
 @spec.holds(
-    "GEN-5", kills=("seed_constant",), rests_on=(tokens_come_with_their_frequencies,), statistical=ALPHA, given=SEVERAL
+    "GEN-5",
+    kills=("seed_constant", "eight_bits_of_the_seed", "a_seed_for_each_draw"),
+    rests_on=(tokens_come_with_their_frequencies,),
+    statistical=6 * ALPHA,
+    given=SEVERAL,
 )
 def another_seed_gives_other_draws(sampler: Subject, example: Example) -> None:
-    """Two seeds give draws that agree as often as independent ones do."""
-    agreement_fits(
-        sampler,
-        example,
-        drawn(sampler, example),
-        drawn(sampler, example.but(seed=example.seed + 1)),
-        "draws of two seeds",
-    )
+    """Two seeds, close or far, give draws that agree as often as independent ones do, also with their neighbours."""
+    first, following = (drawn(sampler, example.but(seed=example.seed + step)) for step in (0, 1))
+    pairs = [(first, following), (first[1:], following[:-1]), (first[:-1], following[1:])]
+    pairs += [(first, drawn(sampler, example.but(seed=example.seed + far))) for far in (2, 256, 65536)]
+    for one, other in pairs:
+        agreement_fits(sampler, example, one, other, "draws of two seeds")
+
+
+@spec.holds(
+    "GEN-5",
+    kills=("counts_without_chance",),
+    rests_on=(another_seed_gives_other_draws,),
+    statistical=ALPHA,
+    given={"V": (5, 2, 3), "family": ("normal", "integers"), "masked": False},
+    examples=3,
+)
+def counts_vary_from_seed_to_seed(sampler: Subject, example: Example) -> None:
+    """A token's count varies from seed to seed as that of independent draws does: it is not always the expected one.
+
+    That the counts of ten seeds all lie within 2 of each other has at most the probability (5 · the likeliest count's)⁹.
+    """
+    likely = probabilities(sampler, example)
+    token = int((likely.value - 0.5).abs().argmin())
+    low, high = (float((likely.value + sign * likely.bar)[token].clamp(0, 1)) for sign in (-1, 1))
+    steadiest = max(_likeliest(FEWER, low), _likeliest(FEWER, high))
+    seeds = range(example.seed, example.seed + 10)
+    few = [drawn(sampler, example.but(seed=seed, num_samples=FEWER)) for seed in seeds]
+    counts = [int((ids == token).sum()) for ids in few]
+    level = max(counts) - min(counts) <= 2
+    bound = min(1.0, (5 * steadiest) ** 9)
+    fact(True, "", decided=bound < ALPHA, check="the token is drawn often, and not always")
+    assert statistic(bound if level else 1.0, ALPHA, text="counts of ten seeds are all but the same",
+                     got=f"{min(counts)} to {max(counts)} of {FEWER}", expected="counts that vary")
+
+
+def _likeliest(trials: int, p: float) -> float:
+    """The probability of the likeliest count."""
+    return float(stats().binom.pmf(math.floor((trials + 1) * p), trials, p))
+
+
+@spec.holds(
+    "GEN-5",
+    kills=("best_hundred_alone", "beyond_256_never_drawn"),
+    rests_on=(tokens_come_with_their_frequencies,),
+    statistical=2 * PIECES * ALPHA,
+    dtypes=("float64", "float32"),
+    given={"V": (300, 257, 1100), "family": ("normal", "constant"), "masked": False, "layout": "contiguous"},
+    examples=2,
+)
+def many_tokens_come_with_their_frequencies(sampler: Subject, example: Example) -> None:
+    """In vocabularies of hundreds of tokens each stretch of ids, and the likely and the rare ones, come as often as they should."""
+    ids, likely = drawn(sampler, example), probabilities(sampler, example)
+    counts = torch.bincount(ids, minlength=len(likely.value))
+    low, high = likely.value - likely.bar, likely.value + likely.bar
+    for order, what in ((torch.arange(len(counts)), "ids"), (likely.value.argsort(descending=True), "tokens by probability")):
+        for place, piece in enumerate(order.tensor_split(PIECES)):
+            count = int(counts[piece].sum())
+            assert statistic(
+                binomial(count, len(ids), float(low[piece].sum()), float(high[piece].sum())), ALPHA,
+                text=f"part {place + 1} of {PIECES} of the {what} is not drawn as often as its probability says",
+                got=f"{count} of {len(ids)}", expected=f"a share of {float(likely.value[piece].sum()):.4g}")
 
 
 @spec.holds(

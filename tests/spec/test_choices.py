@@ -17,9 +17,9 @@ from assay.reference.router import router
 from assay.run.judge import Settings
 from assay.run.judging import Bench
 from assay.run.plan import CaseSpec, why_not
+from assay.spec.chance import binomial
 from assay.spec.margins import certain, membership, reachable
 from assay.spec.moe import MIXTRAL, expert_parameters, parameters
-from assay.spec.sampler import binomial
 
 KINDS = ("router", "moe", "logits_filter", "sampler", "mlm_mask", "tokenizer")
 

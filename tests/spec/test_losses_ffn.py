@@ -5,12 +5,13 @@ import math
 
 import pytest
 import torch
+from scipy.stats import binom
 
 from assay import registry
 from assay.cases import Configuration, Example
 from assay.ledger import open_ledger
 from assay.run.hosts import LocalHost
-from assay.spec import dropout
+from assay.spec import chance, dropout
 from assay.subject import Subject
 
 KINDS = ("cross_entropy", "lm_loss", "preference_loss", "policy_loss", "feed_forward", "gated_feed_forward", "dropout")
@@ -61,26 +62,28 @@ def test_the_declared_estimator_reaches_the_formula(kl: str) -> None:
     assert float(found.value) == pytest.approx(0.5 * expected)
 
 
+def accepted(trials: int, p: float) -> tuple[int, int]:
+    """The least and the greatest count that the test of a rate lets pass."""
+    passing = [count for count in range(int(binom.ppf(1e-12, trials, p)) - 9, int(binom.ppf(1 - 1e-12, trials, p)) + 10)
+               if chance.binomial(count, trials, p, p) >= dropout.ALPHA]
+    assert passing == list(range(passing[0], passing[-1] + 1))
+    return passing[0], passing[-1]
+
+
 @pytest.mark.parametrize("p", [0.1, 0.25, 0.5, 0.9])
 def test_the_rate_test_finds_a_rate_that_is_off_by_a_fifth(p: float) -> None:
     """Power above 1 − 10⁻⁶ against a share of zeros (or, for p above ½, of kept ones) that is a fifth off."""
     trials = dropout.DRAWS[0] * dropout.DRAWS[1]
-    below, above = dropout.tails(trials, p)
-    accepted = 2 * torch.minimum(below, above) >= dropout.ALPHA
+    first, last = accepted(trials, p)
     for other in (0.8 * p, 1.2 * p if p < 0.5 else 1 - 1.2 * (1 - p)):
-        at_most, at_least = dropout.tails(trials, other)
-        first, last = int(accepted.nonzero()[0]), int(accepted.nonzero()[-1])
-        missed = min(float(at_least[first]), float(at_most[last]))
-        assert missed < 1e-6
+        assert min(binom.sf(first - 1, trials, other), binom.cdf(last, trials, other)) < 1e-6
 
 
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.81])
 def test_the_rate_test_seldom_raises_a_false_alarm(p: float) -> None:
     """The counts that are turned away have a probability of at most ALPHA."""
-    below, above = dropout.tails(1000, p)
-    mass = torch.diff(below, prepend=torch.zeros(1, dtype=torch.float64))
-    refused = 2 * torch.minimum(below, above) < dropout.ALPHA
-    assert float(mass[refused].sum()) <= dropout.ALPHA
+    first, last = accepted(1000, p)
+    assert binom.cdf(first - 1, 1000, p) + binom.sf(last, 1000, p) <= dropout.ALPHA
 
 
 @pytest.mark.parametrize("kind", KINDS)
