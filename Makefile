@@ -3,6 +3,8 @@
 OUT ?= assay-report
 # What `make check` judges: the built-in softmax and attention, and the two attentions of Hugging Face's Llama.
 TARGETS ?= torch-softmax torch-log-softmax-exp torch-nn-softmax sdpa sdpa-math sdpa-flash hf-llama-eager hf-llama-sdpa
+# Not in constraints.txt: torch for CUDA brings the triton that it was built with, and pins it.
+TRITON ?= 3.9.0
 export HF_HUB_OFFLINE := 1
 
 help: ## show this list
@@ -21,10 +23,12 @@ document: setup ## the statements as a site, with their status in the report of 
 test: ## lint, types and the tests of the machinery: what must hold before a change lands
 	@bash .ci/run
 
-gpu: setup ## the part of the tests that needs a CUDA device; says so and does nothing where there is none
-	@if .venv/bin/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
-	then .venv/bin/python -m pytest -q -m gpu tests; \
-	else echo "gpu: skipped, torch sees no CUDA device"; fi
+gpu: ## what needs a CUDA device: its tests, all built-in implementations judged and timed there; says so where there is none
+	@OUT=$(OUT) bash .ci/gpu
+
+triton: setup ## install triton, which setup leaves out (286 MB), and run the tests of its kernels, interpreted on the CPU
+	@.venv/bin/python -c 'import triton' 2>/dev/null || .venv/bin/python -m pip install --quiet --no-compile triton==$(TRITON)
+	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q tests/impls/test_triton.py tests/impls/test_triton_compiles.py
 
 bench: setup ## measure what the harness itself costs
 	@for file in bench/*.py; do [ -e "$$file" ] || continue; echo "$$file"; .venv/bin/python "$$file" || exit 1; done

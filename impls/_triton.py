@@ -153,3 +153,8 @@ def on_cuda(x: Tensor) -> bool:
 def processors(x: Tensor) -> int:
     """Multiprocessors of the device; 2 stand for them in the interpreter, so that every program loops."""
     return int(torch.cuda.get_device_properties(x.device).multi_processor_count) if on_cuda(x) else 2
+
+
+def roomy(x: Tensor) -> bool:
+    """Whether a program may take 160 KiB of shared memory, as on data-centre GPUs; the others have about 99."""
+    return int(torch.cuda.get_device_properties(x.device).shared_memory_per_block_optin) >= 160 * 1024

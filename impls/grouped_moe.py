@@ -4,6 +4,8 @@ Source: Gale et al., "MegaBlocks", section 3, arXiv 2211.15841, without its padd
 """
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,16 +20,21 @@ def grouped_moe(
     x: Tensor, w_router: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, *, top_k: int, shared: Shared | None = None,
 ) -> Tensor:
     """Sort, segment, weigh, and add up by token; experts without a token do nothing."""
-    tokens, experts = x.reshape(-1, x.shape[-1]), w_router.shape[0]
-    if not 1 <= top_k <= experts:
-        raise ValueError(f"top_k={top_k} must lie in 1 … E = {experts}, got {top_k}; choose at least one expert and at most all")
+    return routed(x, w_router, (w_gate, w_up, w_down), top_k, shared, lambda sent, ends, *w: by_segments(sent, ends.tolist(), *w))
+
+
+def routed(x: Tensor, w_router: Tensor, experts: Shared, top_k: int, shared: Shared | None,
+           run: Callable[..., Tensor]) -> Tensor:
+    """The mixture, given how all experts are run on rows in their order: run(rows, ends, w_gate, w_up, w_down)."""
+    tokens, number = x.reshape(-1, x.shape[-1]), w_router.shape[0]
+    if not 1 <= top_k <= number:
+        raise ValueError(f"top_k={top_k} must lie in 1 … E = {number}, got {top_k}; choose at least one expert and at most all")
     scores = F.linear(tokens, w_router)
     chosen = torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :top_k]  # ties go to the lower index
     weights = scores.gather(-1, chosen).softmax(-1)
     order = torch.argsort(chosen.flatten(), stable=True)  # copies of tokens by expert: copy n·K + j is token n's j-th choice
-    ends = chosen.flatten().bincount(minlength=experts).cumsum(0)
-    sent = tokens[order // top_k]
-    own = by_segments(sent, ends.tolist(), w_gate, w_up, w_down)
+    ends = chosen.flatten().bincount(minlength=number).cumsum(0)
+    own = run(tokens[order // top_k], ends, *experts)
     back = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
     parts = own[back].reshape(*chosen.shape, x.shape[-1])
     out = (weights.unsqueeze(-1) * parts).sum(1)

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 import assay
 from assay.impls._tiles import scale_of
-from assay.impls._triton import FAST, VERSION, kernel, launches, on_cuda, power_of_two, staged, supported, tiles
+from assay.impls._triton import FAST, VERSION, kernel, launches, on_cuda, power_of_two, roomy, staged, supported, tiles
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -200,12 +200,14 @@ class Options:
 
 
 def tile(x: Tensor, value: Tensor, options: Options, *, backward: bool = False) -> dict[str, int]:
-    """Block sizes: a table by head width and type, chosen so that nothing spills (compiled for compute capability 9.0)."""
+    """Block sizes: a table by head width and type; compiled for compute capability 9.0, at most a few registers spill."""
     width, v_width = (max(16, power_of_two(one.shape[-1])) for one in (x, value))
     found = {"WIDTH": width, "V_WIDTH": v_width, "QUERIES": 64, "KEYS": 32, "num_warps": 4, "num_stages": 2}
     if on_cuda(x):
         names = "QUERIES", "KEYS", "num_warps", "num_stages"
         found |= dict(zip(names, chosen(max(width, v_width), x.dtype, backward), strict=True))
+        if not roomy(x):
+            found["num_stages"] = max(1, found["num_stages"] - 1)
     if options.blocks is not None:
         found |= dict(zip(("QUERIES", "KEYS"), options.blocks, strict=True))
     return found

@@ -103,6 +103,9 @@ def why_not(prop: Property, declaration: Declaration) -> str:
 def _cases(prop: Property, declaration: Declaration, selection: Selection,
            left_out: list[Mapping[str, str]]) -> Iterable[CaseSpec]:
     devices = declaration.devices if declaration.devices is not None else selection.devices
+    if not set(devices).intersection(selection.devices):
+        left_out.append({"property": prop.id, "implementation": declaration.name, "status": "not-supported",
+                         "reason": f"runs on {', '.join(devices)}, not on {', '.join(selection.devices)}"})
     for device in (d for d in selection.devices if d in devices):
         dtypes = [dtype for dtype in declaration.dtypes if not selection.dtypes or dtype in selection.dtypes]
         for dtype in dtypes[:1] if KINDS[prop.kind].factory else dtypes:  # an object has types of its own
