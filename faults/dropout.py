@@ -97,6 +97,28 @@ def _smallest(x: Tensor, p: float, seed: int) -> Tensor:
     return _scaled(x, keep.reshape(x.shape), p)
 
 
+def _mixed(x: Tensor, p: float, seed: int) -> Tensor:
+    """Element i draws its number from seed + i: the next seed's mask is this one's, moved by one."""
+    number = torch.arange(x.numel()) + seed
+    for _ in range(2):
+        number = (number ^ (number >> 16)) * 0x45D9F3B & 0xFFFFFFFF
+    return _scaled(x, ((number ^ (number >> 16)).double() / 2**32 >= p).reshape(x.shape), p)
+
+
+def _tail_kept(x: Tensor, p: float, seed: int) -> Tensor:
+    tail = torch.arange(x.numel()).reshape(x.shape) >= x.numel() // 4 * 4
+    return _scaled(x, _kept(x, p, seed) | (tail & (0 < p < 1)), p)
+
+
+def _eight_bits(x: Tensor, p: float, seed: int) -> Tensor:
+    drawn = torch.randint(0, 256, x.shape, generator=torch.Generator().manual_seed(seed))
+    return _scaled(x, drawn >= int(256 * p), p)
+
+
+_planted("rate_of_eight_bits", "Whole bytes are compared with 256·p, rounded down: a rate below 1/256 drops nothing.", _eight_bits)
+_planted("eight_bits_of_the_seed", "Seeds that are equal but for 256 give one mask.", lambda x, p, seed: _right(x, p, seed % 256))
+_planted("seed_moves_the_mask", "The seed is added to the place: neighbouring seeds share their numbers.", _mixed)
+_planted("tail_of_four_kept", "Elements beyond the last four at a time are never dropped.", _tail_kept)
 _planted("drops_the_smallest", "What is dropped hangs on the values.", _smallest)
 _planted("drops_without_a_rate", "p = 0 is taken for a half.", lambda x, p, seed: _right(x, p or 0.5, seed))
 _planted("p_one_gives_nan", "p = 1 divides 0 by 0.", lambda x, p, seed: x * _kept(x, p, seed) / (1 - p))

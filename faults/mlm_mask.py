@@ -189,6 +189,44 @@ def random_from_lower_half(c: Call) -> Masked:
     return replaced(c, 0.1, 0.1, max(1, c.vocab_size // 2))
 
 
+@planted(fault, "every id but the last may be the random one", conventions={"mlm_replace": "bert"})
+def last_id_never_random(c: Call) -> Masked:
+    return replaced(c, 0.1, 0.1, max(1, c.vocab_size - 1))
+
+
+@planted(fault, "one random id for the whole batch", conventions={"mlm_replace": "bert"})
+def one_random_id(c: Call) -> Masked:
+    ids, labels = hidden(c, chosen := c.choice())
+    fate, other = c.uniform(), int(torch.randint(0, c.vocab_size, (), generator=c.generator))
+    ids = torch.where(chosen & (fate < 0.1), other, ids)
+    return torch.where(chosen & (fate >= 0.9), c.ids, ids), labels
+
+
+@planted(fault, "tokens of id 0 are taken for padding")
+def id_zero_never_chosen(c: Call) -> Masked:
+    return hidden(c, c.choice() & (c.ids != 0))
+
+
+@planted(fault, "a row without a chosen token gets one")
+def at_least_one_a_row(c: Call) -> Masked:
+    u = c.uniform().masked_fill(c.special.bool(), 2.0)
+    chosen = (u < c.p) & ~c.special.bool()
+    lowest = (u == u.amin(-1, keepdim=True)) & ~c.special.bool()
+    return hidden(c, chosen | (lowest & ~chosen.any(-1, keepdim=True)))
+
+
+@planted(fault, "at most 20 tokens of a row are chosen")
+def at_most_twenty_a_row(c: Call) -> Masked:
+    chosen = c.choice()
+    return hidden(c, chosen & (chosen.long().cumsum(-1) <= 20))
+
+
+@planted(fault, "seeds that are equal but for 256 choose the same")
+def eight_bits_of_the_seed(c: Call) -> Masked:
+    c.generator.manual_seed(c.generator.initial_seed() % 256)
+    return hidden(c, c.choice())
+
+
 @planted(fault, "two calls with one seed differ")
 def seed_ignored(c: Call) -> Masked:
     _COUNT[0] += 1

@@ -89,6 +89,40 @@ def seed_ignored(z: Tensor, g: torch.Generator, n: int) -> Tensor:
     return drawn(masses(z), torch.Generator().manual_seed(_COUNT[0]), n)
 
 
+@planted(fault, "seeds that are equal but for 256 give the same draws")
+def eight_bits_of_the_seed(z: Tensor, g: torch.Generator, n: int) -> Tensor:
+    return drawn(masses(z), torch.Generator().manual_seed(g.initial_seed() % 256), n)
+
+
+@planted(fault, "draw i is the first of seed + i: the next seed gives the same draws, moved by one")
+def a_seed_for_each_draw(z: Tensor, g: torch.Generator, n: int) -> Tensor:
+    number = torch.arange(n) + g.initial_seed()
+    for _ in range(2):
+        number = (number ^ (number >> 16)) * 0x45D9F3B & 0xFFFFFFFF
+    mass = masses(z).cumsum(-1)
+    u = (number ^ (number >> 16)).to(mass.device).double() / 2**32 * mass[-1]
+    return torch.searchsorted(mass, u, right=True).clamp(max=int(torch.nonzero(masses(z))[-1, 0]))
+
+
+@planted(fault, "numbers evenly spread over 0 … 1 and shuffled: counts are all but the expected ones")
+def counts_without_chance(z: Tensor, g: torch.Generator, n: int) -> Tensor:
+    mass = masses(z).cumsum(-1)
+    u = (torch.arange(n) + torch.rand(1, generator=g, dtype=torch.float64)) / n
+    u = u[torch.randperm(n, generator=g)].to(mass.device) * mass[-1]
+    return torch.searchsorted(mass, u, right=True).clamp(max=int(torch.nonzero(masses(z))[-1, 0]))
+
+
+@planted(fault, "the hundred most likely tokens alone are candidates")
+def best_hundred_alone(z: Tensor, g: torch.Generator, n: int) -> Tensor:
+    kept = torch.sort(z, descending=True, stable=True).indices[:100]
+    return drawn(masses(torch.full_like(z, float("-inf")).scatter(0, kept, z[kept])), g, n)
+
+
+@planted(fault, "ids beyond a block of 256 are never drawn")
+def beyond_256_never_drawn(z: Tensor, g: torch.Generator, n: int) -> Tensor:
+    return drawn(masses(z[:256] if bool(torch.isfinite(z[:256]).any()) else z), g, n)
+
+
 @planted(fault, "every seed gives the same draws")
 def seed_constant(z: Tensor, g: torch.Generator, n: int) -> Tensor:
     return drawn(masses(z), torch.Generator().manual_seed(0), n)

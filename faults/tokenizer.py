@@ -95,6 +95,38 @@ class CarriageReturnsDropped(Bytes):
         return super().encode(text.replace("\r", ""))
 
 
+@planted(fault, "the name of the padding token in a text becomes padding")
+class PaddingReadFromText(Bytes):
+    def encode(self, text: str) -> list[int]:
+        first, *rest = (Bytes.encode(self, part) for part in text.split("<pad>"))
+        return [*first, *(i for part in rest for i in (self.pad_id, *part))]
+
+
+@planted(fault, "a line end of two characters becomes one")
+class LineEndsJoined(Bytes):
+    def encode(self, text: str) -> list[int]:
+        return super().encode(text.replace("\r\n", "\n"))
+
+
+@planted(fault, "the line end at the end of a text is dropped")
+class LastLineEndDropped(Bytes):
+    def encode(self, text: str) -> list[int]:
+        return super().encode(text.removesuffix("\n"))
+
+
+@planted(fault, "long texts are decoded 256 bytes at a time: characters that a cut goes through are lost")
+class LongTextsCutWithinCharacters(Bytes):
+    def decode(self, ids: list[int]) -> str:
+        return "".join(super(LongTextsCutWithinCharacters, self).decode(ids[i : i + 256]) for i in range(0, len(ids), 256))
+
+
+@planted(fault, "length 0 is taken for no length")
+class LengthZeroTakenForNone(Bytes):
+    def pad(self, sequences: list[list[int]], *, length: int | None = None, side: str = "right",
+            truncate: str = "right") -> Padded:
+        return super().pad(sequences, length=length or None, side=side, truncate=truncate)
+
+
 @planted(fault, "byte 0 ends the text")
 class EndsAtZero(Bytes):
     def decode(self, ids: list[int]) -> str:

@@ -241,7 +241,7 @@ class Subject:
         answer = self.host.call(Call(self.kind.name, self.declaration.name, {**positional, **arguments}, device=self.device,
                                      method=name, seed=seed, instance=instance))
         self._returned(answer)
-        return answer.outputs if answer.structure == "tuple" else answer.outputs[0] if answer.outputs else None
+        return answer.outputs if answer.structure in ("tuple", "iterator") else answer.outputs[0] if answer.outputs else None
 
     def ask(self, method: str, arguments: Mapping[str, Any], **circumstances: Any) -> Answer:
         """What the host observed of a method of the object, when it did not raise; circumstances: fields of `Call`."""
@@ -265,6 +265,12 @@ class Subject:
     def refused(self, *args: Any, **arguments: Any) -> bool:
         """Whether the call is refused, where either is right; nothing is decided."""
         return self._call(self._named(args, arguments), (), ()).refusal is not None
+
+    def refused_by(self, method: str, *args: Any, **arguments: Any) -> bool:
+        """Whether a method of the object refuses, where either is right; nothing is decided."""
+        positional = {str(place): value for place, value in enumerate(args)}
+        return self.host.call(Call(self.kind.name, self.declaration.name, {**positional, **arguments}, device=self.device,
+                                   method=method)).refusal is not None
 
     # ------------------------------------------------------------------------------------------------ underneath
     def answer(self, *, _wrt: tuple[str, ...] = (), _upstream: tuple[torch.Tensor, ...] = (), _count: bool = False,

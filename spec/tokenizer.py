@@ -1,7 +1,7 @@
 """What must hold of a tokenizer made by a factory: TOK-1, TOK-2.
 
 Texts hold what byte-level tokenizers must bring back: all scripts, combining marks in either form, zero bytes, white space at
-the ends, and characters outside the basic plane.
+the ends, characters outside the basic plane, and what looks like a special token but is text.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from assay.subject import Subject
 
 ALPHABETS: dict[str, str] = {
     "ascii": "abcdefgh thTH ABC  .,!?09-_'\"/\\",
-    "spaces": "ab \t\n\r  x",
+    "spaces": " ab \t\n\r  x\r\n",
     "letters": "äöüßéèñçøåłžœÆ ",
     "accents": "e\u0301 a\u0308 \u00e9 \u00e4 \ufb01 \u2126\u03a9",
     "scripts": "漢字かなカナ한글مرحباשלוםहिन्दीไทย ",
     "pictures": "🙂👩\u200d👩\u200d👧🇩🇪🏳\ufe0f ",
+    "markers": "<pad></s><s>[MASK][PAD]<|endoftext|>",
     "control": "a\x00b\x01\x7f\x1f\u200b\ufeff",
 }
 
@@ -33,7 +34,7 @@ class TokenizerCases(Cases):
     """Rows of texts of up to T characters, from one alphabet or mixed; empty texts too."""
 
     kind = "tokenizer"
-    dims = {"B": (3, 1, 2, 5), "T": (5, 1, 2, 0, 8, 17, 40)}
+    dims = {"B": (3, 1, 2, 5), "T": (5, 1, 2, 0, 8, 17, 40, 600)}
     flags = {"alphabet": (*ALPHABETS, "mixed")}
     families = ("integers",)
     layouts = ("contiguous",)
@@ -157,6 +158,10 @@ def sequences(tokenizer: Subject, example: Example) -> list[list[int]]:
         "composed",
         "decoded_by_byte",
         "marker_kept",
+        "padding_read_from_text",
+        "line_ends_joined",
+        "last_line_end_dropped",
+        "long_texts_cut_within_characters",
     ),
 )
 def text_comes_back(tokenizer: Subject, example: Example) -> None:
@@ -234,6 +239,14 @@ def cutting_to_a_fixed_length(tokenizer: Subject, example: Example) -> None:
         holds(tokenizer, padded(tokenizer, whole, length=size, truncate=truncate), kept, size, "right")
         if tokenizer.declaration.claims("left_padding"):
             holds(tokenizer, padded(tokenizer, whole, length=size, truncate=truncate, side="left"), kept, size, "left")
+
+
+@spec.holds("TOK-2", kills=("length_zero_taken_for_none",))
+def length_zero_is_a_length(tokenizer: Subject, example: Example) -> None:
+    """A batch cut to length 0 is empty, not of the longest text's length; refusing it is right too."""
+    whole = sequences(tokenizer, example)
+    if not tokenizer.refused_by("pad", whole, length=0):
+        holds(tokenizer, padded(tokenizer, whole, length=0), [[] for _ in whole], 0, "right")
 
 
 @spec.holds("TOK-2", kills=("side_ignored",), needs=("left_padding",))
