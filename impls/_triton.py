@@ -20,8 +20,10 @@ from torch._compile import _disable_dynamo
 from assay.errors import NotExercisedError
 from assay.impls._modules import installed, late
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 VERSION = installed("triton")
+INTERPRETED = not torch.backends.cuda.is_built()  # minutes for all kernels: by the profile deep, or where one is named
 FAST = {"exp": "fast"}  # tl.exp and tl.exp2 are the hardware's own on a GPU
 COMPILER_OPTIONS = frozenset({"num_warps", "num_stages"})
 

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 import assay
 from assay.impls._tiles import scale_of
-from assay.impls._triton import FAST, VERSION, kernel, launches, on_cuda, power_of_two, roomy, staged, supported, tiles
+from assay.impls._triton import FAST, INTERPRETED, VERSION, kernel, launches, on_cuda, power_of_two, roomy, staged, supported, tiles
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -295,7 +295,7 @@ def attended(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor,
     return Attention.apply(q, k, v, options)
 
 
-@assay.implements("attention", name="triton-attention", arithmetic=FAST, version=VERSION)
+@assay.implements("attention", name="triton-attention", arithmetic=FAST, version=VERSION, deep=INTERPRETED)
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: int | None = None, scale: float | None = None,
 ) -> Tensor:
@@ -305,7 +305,7 @@ def attention(
 
 
 @assay.implements("attention", name="triton-attention-top-left", conventions={"causal_alignment": "top_left"}, arithmetic=FAST,
-                  version=VERSION)
+                  version=VERSION, deep=INTERPRETED)
 def attention_top_left(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: int | None = None, scale: float | None = None,
 ) -> Tensor:
@@ -314,7 +314,7 @@ def attention_top_left(
 
 
 @assay.implements("blockwise_attention", name="triton-blockwise", limits={"block_q": {16, 32, 64}, "block_k": {16, 32, 64}},
-                  arithmetic=FAST, version=VERSION)
+                  arithmetic=FAST, version=VERSION, deep=INTERPRETED)
 def blockwise(
     q: Tensor, k: Tensor, v: Tensor, *, block_q: int, block_k: int, causal: bool = False, scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:

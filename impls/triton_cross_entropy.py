@@ -13,7 +13,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import assay
-from assay.impls._triton import FAST, VERSION, kernel, launches, on_cuda, power_of_two, rows_of, staged, supported, tiles
+from assay.impls._triton import (
+    FAST,
+    INTERPRETED,
+    VERSION,
+    kernel,
+    launches,
+    on_cuda,
+    power_of_two,
+    rows_of,
+    staged,
+    supported,
+    tiles,
+)
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -234,7 +246,7 @@ def reduced(rows: Tensor, counted: Tensor, reduction: str) -> Tensor:
     return rows if reduction == "none" else rows.sum() if reduction == "sum" else rows.sum() / counted.sum()
 
 
-@assay.implements("cross_entropy", name="triton-cross-entropy", arithmetic=FAST, version=VERSION)
+@assay.implements("cross_entropy", name="triton-cross-entropy", arithmetic=FAST, version=VERSION, deep=INTERPRETED)
 def cross_entropy(logits: Tensor, targets: Tensor, *, ignore_index: int = IGNORED, reduction: str = "mean") -> Tensor:
     """The loss in float32, as it is summed."""
     supported(logits)
@@ -242,7 +254,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, ignore_index: int = IGNORE
     return reduced(OfLogits.apply(logits, torch.where(counted, targets, 0), counted), counted, reduction)
 
 
-@assay.implements("cross_entropy", name="triton-linear-cross-entropy", limits={"V": range(1, 70)}, arithmetic=FAST, version=VERSION)
+@assay.implements("cross_entropy", name="triton-linear-cross-entropy", limits={"V": range(1, 70)}, arithmetic=FAST,
+                  version=VERSION, deep=INTERPRETED)
 def through_the_projection(logits: Tensor, targets: Tensor, *, ignore_index: int = IGNORED, reduction: str = "mean") -> Tensor:
     """The fused loss: the logits as hidden states, and the identity as the weight, whose products are exact."""
     identity = torch.eye(logits.shape[1], dtype=logits.dtype, device=logits.device)

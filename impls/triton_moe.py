@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import assay
-from assay.impls._triton import FAST, VERSION, kernel, launches, on_cuda, rows_of, staged, supported, tiles
+from assay.impls._triton import FAST, INTERPRETED, VERSION, kernel, launches, on_cuda, rows_of, staged, supported, tiles
 from assay.impls.grouped_moe import Shared, routed
 from assay.impls.triton_swiglu import gated
 
@@ -137,7 +137,7 @@ def multiply_adds(x: Tensor, w_router: Tensor, w_gate: Tensor, *rest: Tensor, to
     return own + tokens * width * len(w_router)
 
 
-@assay.implements("moe", name="triton-moe", arithmetic=FAST, cost=multiply_adds, version=VERSION)
+@assay.implements("moe", name="triton-moe", arithmetic=FAST, cost=multiply_adds, version=VERSION, deep=INTERPRETED)
 def moe(
     x: Tensor, w_router: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, *, top_k: int, shared: Shared | None = None,
 ) -> Tensor:

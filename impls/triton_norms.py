@@ -12,7 +12,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import assay
-from assay.impls._triton import VERSION, kernel, launches, on_cuda, power_of_two, processors, rows_of, staged, supported, tiles
+from assay.impls._triton import (
+    INTERPRETED,
+    VERSION,
+    kernel,
+    launches,
+    on_cuda,
+    power_of_two,
+    processors,
+    rows_of,
+    staged,
+    supported,
+    tiles,
+)
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -123,14 +135,14 @@ class Normalised(torch.autograd.Function):
         return dx, of_weight, of_bias if ctx.centred else None, None
 
 
-@assay.implements("rms_norm", name="triton-rms-norm", arithmetic=SINGLE, version=VERSION)
+@assay.implements("rms_norm", name="triton-rms-norm", arithmetic=SINGLE, version=VERSION, deep=INTERPRETED)
 def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     """The weight multiplies in float32, before the one rounding."""
     supported(x, weight)
     return Normalised.apply(x, weight, None, eps)
 
 
-@assay.implements("layer_norm", name="triton-layer-norm", arithmetic=SINGLE, version=VERSION)
+@assay.implements("layer_norm", name="triton-layer-norm", arithmetic=SINGLE, version=VERSION, deep=INTERPRETED)
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) -> Tensor:
     """The variance is that of the differences from the mean, in a second pass over the registers."""
     supported(x, weight, bias)

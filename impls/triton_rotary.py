@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import assay
-from assay.impls._triton import VERSION, kernel, launches, on_cuda, power_of_two, staged, supported, tiles
+from assay.impls._triton import INTERPRETED, VERSION, kernel, launches, on_cuda, power_of_two, staged, supported, tiles
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -80,7 +80,7 @@ class Rotated(torch.autograd.Function):
         return rotated(upstream, *ctx.saved_tensors, turned, -1.0, halves), None, None, None, None
 
 
-@assay.implements("rotary", name="triton-rotary", offers={"negative_positions"}, version=VERSION)
+@assay.implements("rotary", name="triton-rotary", offers={"negative_positions"}, version=VERSION, deep=INTERPRETED)
 def rotary(
     x: Tensor, positions: Tensor, *, base: float = 10000.0, pairing: str = "interleaved", rotary_dim: int | None = None,
 ) -> Tensor:

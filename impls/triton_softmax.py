@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import assay
-from assay.impls._triton import FAST, VERSION, kernel, launches, on_cuda, power_of_two, rows_of, supported, tiles
+from assay.impls._triton import FAST, INTERPRETED, VERSION, kernel, launches, on_cuda, power_of_two, rows_of, supported, tiles
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -102,7 +102,7 @@ class Softmax(torch.autograd.Function):
         return backward(ctx.saved_tensors[0], upstream)
 
 
-@assay.implements("softmax", name="triton-softmax", arithmetic=FAST, version=VERSION)
+@assay.implements("softmax", name="triton-softmax", arithmetic=FAST, version=VERSION, deep=INTERPRETED)
 def softmax(x: Tensor, *, dim: int = -1) -> Tensor:
     """Any axis: rows of another than the last are copied."""
     supported(x)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import assay
-from assay.impls._triton import FAST, VERSION, kernel, launches, on_cuda, staged, supported, tiles
+from assay.impls._triton import FAST, INTERPRETED, VERSION, kernel, launches, on_cuda, staged, supported, tiles
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -81,7 +81,8 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
     return hidden
 
 
-@assay.implements("gated_feed_forward", name="triton-swiglu", conventions={"activation": "silu"}, arithmetic=FAST, version=VERSION)
+@assay.implements("gated_feed_forward", name="triton-swiglu", conventions={"activation": "silu"}, arithmetic=FAST,
+                  version=VERSION, deep=INTERPRETED)
 def swiglu(x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
     """SiLU alone."""
     supported(x)
