@@ -34,7 +34,8 @@ class Kernel:
     In its body `tl` is triton.language, which a file need not import.
     """
 
-    def __init__(self, function: FunctionType) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
+        assert isinstance(function, FunctionType)
         self.function, self.launches = function, 0
         self._made: dict[str, Any] = {}
 
@@ -69,7 +70,7 @@ class Kernel:
         return self._made[device]
 
 
-def kernel(function: FunctionType) -> Kernel:
+def kernel(function: Callable[..., Any]) -> Kernel:
     """Declare a kernel."""
     return Kernel(function)
 

@@ -282,7 +282,8 @@ class Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, upstream: Tensor, of_lse: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        return *backward(*ctx.saved_tensors, upstream, of_lse, ctx.options), None
+        q, k, v, out, lse = ctx.saved_tensors
+        return *backward(q, k, v, out, lse, upstream, of_lse, ctx.options), None
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:

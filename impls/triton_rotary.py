@@ -76,8 +76,8 @@ class Rotated(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
-        turned, halves = ctx.how
-        return rotated(upstream, *ctx.saved_tensors, turned, -1.0, halves), None, None, None, None
+        (cos, sin), (turned, halves) = ctx.saved_tensors, ctx.how
+        return rotated(upstream, cos, sin, turned, -1.0, halves), None, None, None, None
 
 
 @assay.implements("rotary", name="triton-rotary", offers={"negative_positions"}, version=VERSION, deep=INTERPRETED)

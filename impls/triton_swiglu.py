@@ -72,7 +72,8 @@ class GateUp(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor]:
-        return backward(*ctx.saved_tensors, upstream)
+        gate, up = ctx.saved_tensors
+        return backward(gate, up, upstream)
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
