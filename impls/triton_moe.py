@@ -130,11 +130,13 @@ def experts(sent: Tensor, ends: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Te
     return out
 
 
-def multiply_adds(x: Tensor, w_router: Tensor, w_gate: Tensor, *rest: Tensor, top_k: int, shared: Shared | None = None) -> int:
+def multiply_adds(x: Tensor, w_router: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, *, top_k: int,
+                  shared: Shared | None = None) -> int:
     """What the kernels hide from the counter: the router's, those of K experts a token, and those of the shared one."""
     tokens, width = x[..., 0].numel(), x.shape[-1]
-    own = 3 * tokens * width * (top_k * w_gate.shape[1] + (0 if shared is None else shared[0].shape[0]))
-    return own + tokens * width * len(w_router)
+    chosen = top_k * (w_gate.shape[1] + w_up.shape[1] + w_down.shape[2])
+    always = 0 if shared is None else sum(w.numel() for w in shared) // width
+    return tokens * width * (chosen + always + len(w_router))
 
 
 @assay.implements("moe", name="triton-moe", arithmetic=FAST, cost=multiply_adds, version=VERSION, deep=INTERPRETED)
