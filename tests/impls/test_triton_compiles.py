@@ -5,7 +5,8 @@ Only where triton is installed: `make triton`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -31,46 +32,44 @@ TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", t
 CAPABILITY = 90
 
 
-class Compiled(_triton.Kernel):
-    """Compiles at a launch what would be launched, and runs nothing. code: PTX by kernel name."""
+def type_of(value: Any) -> str:
+    """The type in Triton's words."""
+    return TYPES[value.dtype] if isinstance(value, Tensor) else "i32" if isinstance(value, int) else "fp32"
 
-    code: dict[str, str] = {}
 
-    def launch(self, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+def compiling(code: dict[str, str]) -> Callable[..., None]:
+    """What stands in for a launch: it compiles, runs nothing, and leaves the PTX by kernel name."""
+    def launch(kernel: _triton.Kernel, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         from triton.backends.compiler import GPUTarget
         from triton.compiler import ASTSource, compile
 
         told = {name: options.pop(name) for name in _triton.COMPILER_OPTIONS & options.keys()}
-        named = {**dict(zip(inspect.signature(self.function).parameters, arguments, strict=False)), **options}
+        named = {**dict(zip(inspect.signature(kernel.function).parameters, arguments, strict=False)), **options}
         fixed = {name: value for name, value in named.items() if name.isupper()}
-        types = {name: "constexpr" if name in fixed else self.type_of(value) for name, value in named.items()}
-        made = compile(ASTSource(self.made("cuda"), types, fixed), target=GPUTarget("cuda", CAPABILITY, 32), options=told)
-        self.code[self.name] = made.asm["ptx"]
-        self.launches += 1
-
-    @staticmethod
-    def type_of(value: Any) -> str:
-        """The type in Triton's words."""
-        return TYPES[value.dtype] if isinstance(value, Tensor) else "i32" if isinstance(value, int) else "fp32"
+        types = {name: "constexpr" if name in fixed else type_of(value) for name, value in named.items()}
+        made = compile(ASTSource(kernel.made("cuda"), types, fixed), target=GPUTarget("cuda", CAPABILITY, 32), options=told)
+        code[kernel.name] = made.asm["ptx"]
+        kernel.launches += 1
+    return launch
 
 
-@pytest.fixture(autouse=True)
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Block sizes and types as there; kernels that compile in place of those that run."""
+@pytest.fixture
+def code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
+    """Block sizes and types as on a GPU; launches compile, and nothing is taken from an earlier run."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     answers: dict[str, Callable[[Any], Any]] = {
         "on_cuda": lambda x: True, "processors": lambda x: 132, "staged": lambda x: x, "roomy": lambda x: True}
     for module in (_triton, *MODULES):
         for name, answer in answers.items():
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, answer)
-    monkeypatch.setattr(_triton.Kernel, "launch", Compiled.launch)
-    monkeypatch.setattr(_triton.Kernel, "type_of", Compiled.type_of, raising=False)
-    monkeypatch.setattr(_triton.Kernel, "code", {}, raising=False)
-    yield
+    found: dict[str, str] = {}
+    monkeypatch.setattr(_triton.Kernel, "launch", compiling(found))
+    return found
 
 
-def half(*shape: int, gradient: bool = True) -> Tensor:
-    return torch.zeros(*shape, dtype=torch.bfloat16, requires_grad=gradient)
+def half(*shape: int) -> Tensor:
+    return torch.zeros(*shape, dtype=torch.bfloat16, requires_grad=True)
 
 
 def norm() -> Tensor:
@@ -102,11 +101,10 @@ CALLS: dict[str, tuple[ModuleType, Callable[[], Tensor], bool]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_forward_and_backward_compile(name: str) -> None:
+def test_forward_and_backward_compile(name: str, code: dict[str, str]) -> None:
     module, call, multiplies = CALLS[name]
     out = call()
     out.backward(torch.zeros_like(out))
-    code: dict[str, str] = getattr(_triton.Kernel, "code")  # noqa: B009 - a patch, which no type knows
     own = {kernel for kernel in code if hasattr(module, kernel)}
     assert len(own) >= (1 if name == "rotary" else 2)
     assert all(".visible .entry" in text for text in code.values())
