@@ -105,6 +105,8 @@ def interrupted_run(out: Path) -> Report | None:
         return None
     data = path.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]  # a killed run may have left half a line
+    if whole.count(b"\n") < 2:
+        jsonl.check_beginning(data, path)  # what is no run of ours is not written over
     report = jsonl.parse(whole, path) if whole.count(b"\n") >= 2 else None
     if report is not None and report.footer is not None and not report.missing:
         raise UsageError(f"resume: the run in {path} is complete; leave --resume out to run it again")

@@ -28,6 +28,12 @@ def said(result: Mapping[str, Any]) -> str:
     return text.removeprefix(sentence).lstrip(" .,;:–—-") if sentence else text
 
 
+def happened(result: Mapping[str, Any]) -> str:
+    """What is said of the failure, without the alternatives where they have a place of their own."""
+    alternatives = (result["counterexample"] or {}).get("consistent_with")
+    return said(result).partition(" Consistent with: ")[0] if alternatives else said(result)
+
+
 def place(result: Mapping[str, Any]) -> str:
     """Implementation, device, dtype."""
     return " · ".join(part for part in (result["implementation"], result["device"], result["dtype"]) if part)

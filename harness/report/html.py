@@ -69,7 +69,7 @@ def environment() -> Environment:
     found.filters |= {"short": short, "show": failure.show, "slug": views.slug, "pairs": _settings}
     found.globals |= {
         "plural": plural, "numbers": failure.numbers, "smallest_input": failure.smallest_input, "place": failure.place,
-        "said": failure.said, "arguments": _arguments,
+        "said": failure.said, "happened": failure.happened, "arguments": _arguments,
         "style": _asset("report.css"), "script": _asset("report.js"), "safe_url": _safe_url, "looks": LOOKS,
     }
     return found

@@ -17,6 +17,7 @@ from assay.errors import HarnessError, UsageError
 from assay.run import events
 
 FILE_NAME = "report.jsonl"
+BEGINNING = b'{"assay":'  # of a header, whose keys are sorted
 MAX_BYTES = 512 * 2**20  # a full audit is some 20 MB; what is larger was not written by assay
 
 
@@ -136,6 +137,17 @@ def parse(data: bytes, place: Path | None = None) -> Report:
     report = Report(found[0], found[1], found[2:-1] if footers else found[2:], found[-1] if footers else None, place)
     _check_sums(report, where)
     return report
+
+
+def check_beginning(data: bytes, place: Path) -> None:
+    """UsageError unless these bytes are how a report begins: nothing, a header, or a part of one."""
+    line, ended, _ = data.partition(b"\n")
+    if ended:
+        event = _event(line, f"{place}: line 1")
+        if event["type"] != "header":
+            raise UsageError(f"{place}: must begin with a header, got {event['type']}; give another --out")
+    elif not (line.startswith(BEGINNING) or BEGINNING.startswith(line)):
+        raise UsageError(f"{place}: not a report of assay; give another --out")
 
 
 def _event(line: bytes, where: str) -> events.Json:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from assay.cli.main import main
 from assay.errors import HarnessError, UsageError
 from assay.report import jsonl
 from assay.run import events
@@ -160,3 +161,19 @@ def test_unwritable_folder_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="must be a folder"):
         jsonl.Writer(tmp_path / "file" / "report.jsonl")
+
+
+@pytest.mark.parametrize("data", [b"", b'{"ass', b'{"assay":"0.1', None])
+def test_what_a_run_left_that_was_killed_at_once_is_a_beginning(data: bytes | None, tmp_path: Path) -> None:
+    whole = sample.write(sample.report(), tmp_path / "report.jsonl").read_bytes()
+    jsonl.check_beginning(whole.split(b"\n")[0] + b"\n" if data is None else data, tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"notes", b"\x00\xff", b'{"a": [1, 2]}\n', b'{"type":"footer"}\n', b"[" * 50_000 + b"\n"])
+def test_what_is_no_report_is_not_written_over_by_resume(
+        data: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "report.jsonl").write_bytes(data)
+    assert main(["check", "torch-nn-softmax", "--only", "SM-1", "--resume", "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("assay: ") and said.count("\n") == 1
+    assert (tmp_path / "report.jsonl").read_bytes() == data
