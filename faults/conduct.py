@@ -160,7 +160,8 @@ STATELESS = (wrong_type, input_overwritten, last_element_unwritten, default_dtyp
 STATEFUL = (every_second_call, remembered_by_shape, smaller_batch_after_larger, remembered_by_content)
 OF_A_BATCH = (smaller_batch_after_larger, remembered_by_content)
 BATCHES = ("softmax", "attention", "blockwise_attention", "paged_attention", "multi_head_attention", "rotary", "layer_norm",
-           "rms_norm", "feed_forward", "gated_feed_forward", "embedding", "unembedding", "patchify")
+           "rms_norm", "feed_forward", "gated_feed_forward", "embedding", "unembedding", "patchify", "qk_norm_attention",
+           "latent_attention")
 NEED_A_TENSOR = (input_overwritten, strides_ignored, remembered_by_shape)
 WITHOUT_TENSORS = ("alibi",)  # three numbers decide everything, and the shape of the result tells them
 

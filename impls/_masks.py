@@ -4,15 +4,16 @@ from __future__ import annotations
 from torch import Tensor, arange
 
 
-def visible(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, window: int | None) -> Tensor | None:
+def visible(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, window: int | tuple[int, int] | None) -> Tensor | None:
     """The grid of what each query sees, with four axes that broadcast to (B,H,Tq,Tk); None where all is seen."""
     keep = None if mask is None else four_axes(mask)
     if causal or window is not None:
         query = arange(q.shape[-2], device=q.device)[:, None] + (k.shape[-2] - q.shape[-2])
         key = arange(k.shape[-2], device=q.device)[None, :]
-        band = key <= query
-        if window is not None:
-            band = band & (key > query - window)
+        left, right = window if isinstance(window, tuple) else (window and window - 1, 0)
+        band = key <= query + (0 if causal else right)
+        if left is not None:
+            band = band & (key >= query - left)
         keep = four_axes(band) if keep is None else keep & band
     return keep
 

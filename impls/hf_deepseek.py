@@ -1,17 +1,21 @@
-"""Hugging Face DeepSeek-V3: its router."""
+"""Hugging Face DeepSeek: the router of V3, the latent attention of V2 and V3."""
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import assay
+from assay.impls import hf_llama
 from assay.impls._modules import bare, installed, late, run
 
 REQUIRES = ("transformers",)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+Weights = Mapping[str, Any]  # by the call's names
+Turn = Callable[[Any, int], Any]  # (configuration, turned width) -> the module's position embeddings
 VERSION, URL = installed("transformers"), "https://github.com/huggingface/transformers"
 
 
@@ -32,3 +36,70 @@ def sigmoid_router(
     weights = {"weight": torch.eye(experts, device=logits.device), "e_score_correction_bias": bias.float()}
     _, found, indices = run(module, weights, logits)
     return found, indices
+
+
+def attended(version: int, weights: Weights, num_heads: int, positions: Tensor | None, causal: bool, turn: Turn,
+             **settings: Any) -> Tensor:
+    """The attention module of one version, on the call's tokens and weights; `turn` gives what it wants of positions."""
+    x, width, kept = weights["x"], weights["w_o"].shape[1] // num_heads, weights["w_kv_norm"].shape[0]
+    turns, compressed = weights["w_kv_a"].shape[0] - kept, weights["w_q_a"]
+    name = f"deepseek_v{version}"
+    configuration: Any = getattr(late(f"transformers.models.{name}.configuration_{name}"), f"DeepseekV{version}Config")(
+        hidden_size=x.shape[-1], num_attention_heads=num_heads, num_key_value_heads=num_heads, kv_lora_rank=kept,
+        q_lora_rank=None if compressed is None else compressed.shape[0], qk_rope_head_dim=turns, v_head_dim=width,
+        qk_nope_head_dim=weights["w_kv_b"].shape[0] // num_heads - width, **settings)
+    configuration._attn_implementation = "eager"
+    module = bare(getattr(late(f"transformers.models.{name}.modeling_{name}"), f"DeepseekV{version}Attention"), configuration, 0)
+    queries = {"q_proj.weight": weights["w_q"]} if compressed is None else {
+        "q_a_proj.weight": compressed, "q_a_layernorm.weight": weights["w_q_norm"], "q_b_proj.weight": weights["w_q"]}
+    mask = x.new_full((x.shape[1], x.shape[1]), torch.finfo(x.dtype).min).triu(1) if causal else None
+    out: Tensor = run(module.eval(), {
+        **queries, "kv_a_proj_with_mqa.weight": weights["w_kv_a"], "kv_a_layernorm.weight": weights["w_kv_norm"],
+        "kv_b_proj.weight": weights["w_kv_b"], "o_proj.weight": weights["w_o"],
+    }, x, position_embeddings=turn(configuration, turns), attention_mask=mask)[0]
+    return out
+
+
+# The norms keep their eps of 1e-6 whatever the configuration says; a view of nothing raises.
+@assay.implements("latent_attention", name="hf-deepseek-v3-attention", lacks={"empty"}, arithmetic={"tables": "input"},
+                  version=VERSION, url=URL)
+def latent_v3(
+    x: Tensor, w_q: Tensor, w_kv_a: Tensor, w_kv_norm: Tensor, w_kv_b: Tensor, w_o: Tensor, *, num_heads: int,
+    w_q_a: Tensor | None = None, w_q_norm: Tensor | None = None, positions: Tensor | None = None, base: float = 10000.0,
+    pairing: str = "interleaved", causal: bool = False,
+) -> Tensor:
+    """`DeepseekV3Attention`, pairs by `rope_interleave`."""
+    def turn(_: Any, width: int) -> tuple[Tensor, Tensor]:
+        if positions is None:
+            return x.new_ones(1, x.shape[1], width), x.new_zeros(1, x.shape[1], width)
+        return hf_llama.tables(x, positions, width, hf_llama.rope_parameters(base, None))
+
+    weights = {"x": x, "w_q": w_q, "w_kv_a": w_kv_a, "w_kv_norm": w_kv_norm, "w_kv_b": w_kv_b, "w_o": w_o, "w_q_a": w_q_a,
+               "w_q_norm": w_q_norm}
+    return attended(3, weights, num_heads, positions, causal, turn, rope_interleave=pairing == "interleaved")
+
+
+@assay.implements("latent_attention", name="hf-deepseek-v2-attention", lacks={"empty"}, version=VERSION, url=URL)
+def latent_v2(
+    x: Tensor, w_q: Tensor, w_kv_a: Tensor, w_kv_norm: Tensor, w_kv_b: Tensor, w_o: Tensor, *, num_heads: int,
+    w_q_a: Tensor | None = None, w_q_norm: Tensor | None = None, positions: Tensor | None = None, base: float = 10000.0,
+    causal: bool = False,
+) -> Tensor:
+    """`DeepseekV2Attention`: pairs are complex numbers, turned in float32, which are views where the tokens are float32 already."""
+    if x.shape[-1] % num_heads:
+        raise NotImplementedError(f"num_heads={num_heads} must divide C = {x.shape[-1]}: the configuration asks for it")
+    widths = w_kv_a.shape[0], w_q.shape[0] // num_heads
+    if x.dtype == torch.float32 and (widths[0] % 2 or widths[1] % 2):
+        raise NotImplementedError(f"rows of w_kv_a, and of w_q a head, {widths}, must be even: pairs are viewed as complex")
+
+    def turn(configuration: Any, width: int) -> Tensor:
+        if positions is None:
+            return torch.ones(1, x.shape[1], width // 2, dtype=torch.complex64, device=x.device)
+        library = late("transformers.models.deepseek_v2.modeling_deepseek_v2")
+        found: Tensor = library.DeepseekV2RotaryEmbedding(configuration).to(x.device)(x, torch.atleast_2d(positions))
+        return found
+
+    weights = {"x": x, "w_q": w_q, "w_kv_a": w_kv_a, "w_kv_norm": w_kv_norm, "w_kv_b": w_kv_b, "w_o": w_o, "w_q_a": w_q_a,
+               "w_q_norm": w_q_norm}
+    return attended(2, weights, num_heads, positions, causal, turn,
+                    rope_parameters={"rope_type": "default", "rope_theta": base})

@@ -32,8 +32,8 @@ NO_KERNEL = "No available kernel"
 
 
 def translated(
-    q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, causal: bool, window: int | None,
-    scale: float | None,
+    q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, causal: bool,
+    window: int | tuple[int, int] | None, scale: float | None,
 ) -> dict[str, Any]:
     """The options of the call in torch's words: a square causal call by flag, all else by mask."""
     square = causal and mask is None and bias is None and window is None and q.shape[-2] == k.shape[-2]
@@ -44,10 +44,10 @@ def translated(
     return {"attn_mask": grid, "is_causal": square, "scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
 
 
-@assay.implements("attention", name="sdpa", version=torch.__version__)
+@assay.implements("attention", name="sdpa", offers={"two_sided_window"}, version=torch.__version__)
 def sdpa(
     q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None, causal: bool = False,
-    window: int | None = None, scale: float | None = None,
+    window: int | tuple[int, int] | None = None, scale: float | None = None,
 ) -> Tensor:
     """Whatever kernel torch chooses."""
     return F.scaled_dot_product_attention(q, k, v, **translated(q, k, mask, bias, causal, window, scale))

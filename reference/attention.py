@@ -13,6 +13,8 @@ from assay.numbers.forms import Form
 
 Window = int | tuple[int, int] | None
 
+DECLARATION = {"offers": {"two_sided_window"}}
+
 
 def attention(
     q: torch.Tensor,

@@ -64,7 +64,7 @@ def moe(
 
 
 # The forms compute every expert at once for every token and take the chosen ones: few operations for the bound engine.
-def _form(
+def form_of(
     name: str, *, activation: Activation = ACTIVATIONS["silu"], routing: Router = route, weighted_before: bool = False,
     applies: Callable[[Mapping[str, Any]], bool] | None = None,
 ) -> Form:
@@ -97,8 +97,8 @@ def _hidden(tokens: Tensor, w_gate: Tensor, w_up: Tensor, activation: Activation
 
 
 FORMS: tuple[Form, ...] = (
-    _form("weights after the down projection"),
-    _form("weights before the down projection", weighted_before=True),
-    *(_form(f"activation {name}", activation=table["silu"]) for name, table in ACTIVATION_FORMS.items() if "silu" in table),
-    *(_form(f"router {form.name}", routing=form.forward, applies=form.applies) for form in ROUTER_FORMS[1:]),
+    form_of("weights after the down projection"),
+    form_of("weights before the down projection", weighted_before=True),
+    *(form_of(f"activation {name}", activation=table["silu"]) for name, table in ACTIVATION_FORMS.items() if "silu" in table),
+    *(form_of(f"router {form.name}", routing=form.forward, applies=form.applies) for form in ROUTER_FORMS[1:]),
 )

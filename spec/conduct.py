@@ -22,6 +22,7 @@ ENTRIES: Mapping[str, Mapping[str, int]] = {
     "softmax": {"x": 2},
     "attention": {"q": 4, "k": 4, "v": 4, "mask": 4, "bias": 4},
     "blockwise_attention": {"q": 4, "k": 4, "v": 4, "mask": 4},
+    "qk_norm_attention": {"q": 4, "k": 4, "v": 4, "positions": 2}, "latent_attention": {"x": 3, "positions": 2},
     "paged_attention": {"q": 3, "block_table": 2, "lengths": 1},
     "multi_head_attention": {"x": 3, "context": 3, "values": 3, "key_mask": 2, "mask": 3, "positions": 2},
     "rotary": {"x": 4, "positions": 2},

@@ -55,7 +55,7 @@ class MoeCases(Cases):
         x = drawn("x", d["B"], d["T"], d["C"], family=configuration.family)
         w_router = drawn("w_router", d["E"], d["C"])
         if flags["crowd"]:  # one expert that every token wants most
-            x, w_router = _crowded(x, w_router, seed % d["E"])
+            x, w_router = crowded(x, w_router, seed % d["E"])
         arguments: dict[str, Any] = {
             "x": x,
             "w_router": w_router,
@@ -73,7 +73,7 @@ class MoeCases(Cases):
         return Example(configuration, dtype, arguments)
 
 
-def _crowded(x: torch.Tensor, w_router: torch.Tensor, favourite: int) -> tuple[torch.Tensor, torch.Tensor]:
+def crowded(x: torch.Tensor, w_router: torch.Tensor, favourite: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The last channel is 2 in every token, and 32 in the favourite's row alone."""
     x, w_router = x.clone(), w_router.clone()
     x[..., -1], w_router[:, -1] = 2.0, 0.0
@@ -240,17 +240,17 @@ def all_experts_give_the_dense_mixture(moe: Subject, example: Example) -> None:
     weights = torch.softmax(x @ example.w_router.double().T, -1)
     dense = sum(
         (
-            weights[..., e, None] * _expert(x, example.w_gate[e], example.w_up[e], example.w_down[e])
+            weights[..., e, None] * expert(x, example.w_gate[e], example.w_up[e], example.w_down[e])
             for e in range(example.w_router.shape[0])
         ),
         torch.zeros_like(x),
     )
     if "shared" in example.arguments:
-        dense = dense + _expert(x, *example.shared)
+        dense = dense + expert(x, *example.shared)
     assert moe(**example) == dense
 
 
-def _expert(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor) -> torch.Tensor:
+def expert(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor) -> torch.Tensor:
     """One expert in float64."""
     gate = torch.nn.functional.silu(x @ w_gate.double().T)
     return (gate * (x @ w_up.double().T)) @ w_down.double().T
@@ -268,7 +268,7 @@ def one_expert_gives_its_own_output(moe: Subject, example: Example) -> None:
     x, sure = example.x.double(), certain_tokens(moe, example)
     best = (x @ example.w_router.double().T).argmax(-1)
     every = torch.stack(
-        [_expert(x, example.w_gate[e], example.w_up[e], example.w_down[e]) for e in range(example.w_router.shape[0])],
+        [expert(x, example.w_gate[e], example.w_up[e], example.w_down[e]) for e in range(example.w_router.shape[0])],
         -2,
     )
     own = every.gather(-2, best[..., None, None].expand(*best.shape, 1, x.shape[-1])).squeeze(-2)
@@ -355,7 +355,7 @@ def no_token_is_dropped(moe: Subject, example: Example) -> None:
 def shared_expert_is_added_once_and_unweighted(moe: Subject, example: Example) -> None:
     """The shared expert's output is added once, as it is: it alone is left where the routed experts give 0."""
     silent = example.but(w_down=torch.zeros_like(example.w_down))
-    assert moe(**silent) == _expert(example.x.double(), *example.shared)
+    assert moe(**silent) == expert(example.x.double(), *example.shared)
 
 
 @spec.holds(

@@ -25,7 +25,8 @@ Example = Mapping[str, Any]
 FLOAT32_INSIDE = ("hf-llama-rms-norm", "hf-llama-rotary", "hf-gpt-neox-rotary", "hf-cohere-rotary", "hf-gptj-rotary",
                   "rotary-embedding-torch", "hf-llama-eager",
                   "hf-mixtral-router", "hf-mixtral-moe", "hf-deepseek-v3-router", "hf-mixtral-load-balancing",
-                  "hf-switch-load-balancing")
+                  "hf-switch-load-balancing", "hf-qwen3-attention", "hf-olmo2-attention", "hf-deepseek-v3-attention",
+                  "hf-deepseek-v2-attention", "hf-switch-router", "hf-nllb-router")
 
 
 class Draw:
@@ -76,6 +77,31 @@ def packed_attention(d: Draw) -> Iterator[Example]:
     yield from (same, {**same, "scale": 0.3}, {**same, "causal": True})
     yield {**same, "k": d(9, 2, 8), "v": d(9, 2, 3), "causal": True}
     yield {**same, "k": d(7, 4, 8), "v": d(7, 4, 8), "cu_seqlens_k": torch.tensor([0, 1, 5, 7], dtype=torch.int32)}
+
+
+def qk_norm_attention(d: Draw) -> Iterator[Example]:
+    plain: Example = {"q": d(2, 4, 5, 8), "k": d(2, 2, 5, 8), "v": d(2, 2, 5, 8), "w_q": d(8), "w_k": d(8), "eps": 1e-5}
+    joint: Example = {**plain, "w_q": d(32), "w_k": d(16), "joint": True}
+    for one in (plain, joint):
+        yield from (one, {**one, "causal": True}, {**one, "window": 2}, {**one, "scale": 0.3})
+        yield {**one, "positions": torch.arange(5) + 3, "pairing": "half", "causal": True}
+
+
+def latent_attention(d: Draw) -> Iterator[Example]:
+    """Two heads of 4 + 2 channels and values of 3, a latent of 6."""
+    plain: Example = {"x": d(2, 5, 8), "w_q": d(12, 8), "w_kv_a": d(8, 8), "w_kv_norm": d(6), "w_kv_b": d(14, 6), "w_o": d(8, 6),
+                      "num_heads": 2}
+    turned: Example = {**plain, "positions": torch.arange(5) + 3, "causal": True}
+    yield from (plain, turned, {**turned, "pairing": "half"}, {**turned, "scale": 0.3})
+    yield {**turned, "w_q": d(12, 4), "w_q_a": d(4, 8), "w_q_norm": d(4)}
+
+
+def capacity_moe(d: Draw) -> Iterator[Example]:
+    plain: Example = {"x": d(2, 6, 5), "w_router": d(4, 5), "w_gate": d(4, 3, 5), "w_up": d(4, 3, 5), "w_down": d(4, 5, 3)}
+    for capacity in (1, 2, 3, 50):
+        yield {**plain, "top_k": 1, "capacity": capacity}
+        yield {**plain, "top_k": 2, "capacity": capacity}
+        yield {**plain, "top_k": 2, "capacity": capacity, "priority": "choice"}
 
 
 def sigmoid_router(d: Draw) -> Iterator[Example]:
@@ -207,6 +233,7 @@ EXAMPLES = {
     "patchify": lambda d: iter([{"image": d(2, 3, 4, 6), "patch_size": p} for p in (1, 2)]),
     "preference_loss": lambda d: iter([{"r_chosen": d(5), "r_rejected": d(5)}]),
     "sink_attention": sink_attention, "packed_attention": packed_attention, "sigmoid_router": sigmoid_router,
+    "qk_norm_attention": qk_norm_attention, "latent_attention": latent_attention, "capacity_moe": capacity_moe,
     "load_balancing_loss": load_balancing_loss, "lm_loss": lm_loss, "blockwise_attention": blockwise_attention,
     "paged_attention": paged_attention,
     "router_z_loss": lambda d: iter([{"logits": d(6, 4)}, {"logits": d(3, 5), "mask": torch.tensor([True, False, True])}]),
@@ -234,6 +261,8 @@ def asks_too_much(made: Declaration, example: Example) -> bool:
     if any(example[name] != value for name, value in fixed.items()):
         return True
     if kind_options - made.keywords - set(fixed):
+        return True
+    if any(not made.allows(name, value) for name, value in example.items() if isinstance(value, (int, str))):
         return True
     if made.kind != "attention":
         return False
