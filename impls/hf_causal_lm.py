@@ -23,7 +23,8 @@ from assay import parts
 from assay.contract.declaration import Declaration, declare
 from assay.contract.kinds import quoted
 from assay.errors import NotExercisedError, UsageError
-from assay.impls import _hf_families, _hf_tiny
+from assay.impls import _hf_families, _hf_inside, _hf_tiny
+from assay.impls._hf_inside import Plug
 from assay.impls._modules import installed, late
 
 REQUIRES = ("transformers",)
@@ -44,16 +45,21 @@ def resolve(name: str, kind: str | None = None) -> list[Declaration]:
     """What `hf:NAME` or `hf:FOLDER` declares; for the loader."""
     if kind not in (None, KIND):
         raise UsageError(f"kind={kind} must be {KIND} for a target of Hugging Face; leave --kind out")
+    name, separator, attention = name.partition("<")
+    plugged = _hf_inside.plug(attention) if separator else None
     talk = late("transformers.utils.logging")
     talk.set_verbosity_error()
     talk.disable_progress_bar()
+    task, colon, model_type = name.partition(":")
+    if colon and plugged is None and task in ("masked", "seq2seq"):
+        return [late("assay.impls._hf_tasks").of_task(task, model_type)]
     if "/" in name or os.path.isdir(name):
-        return [of_folder(name)]
-    return [of_type(name)]
+        return [of_folder(name, plugged)]
+    return [of_type(name, plugged)]
 
 
-def of_type(model_type: str) -> Declaration:
-    """The declaration of a model type, with tiny models of it."""
+def of_type(model_type: str, plugged: Plug | None = None) -> Declaration:
+    """The declaration of a model type, with tiny models of it; plugged: the attention inside them."""
     known = model_types()
     if model_type not in known:
         near = [f"hf:{one}" for one in difflib.get_close_matches(model_type[:100], known, 3)]
@@ -66,12 +72,12 @@ def of_type(model_type: str) -> Declaration:
     make = model_class(known[model_type])
 
     def factory(*, seed: int) -> Adapter:
-        return Adapter(tiny(model_type, make, seed), model_type)
+        return Adapter(tiny(model_type, make, seed, plugged.name if plugged else "eager"), model_type, plugged)
 
-    return _declared(f"hf:{model_type}", model_type, make, factory)
+    return _declared(f"hf:{model_type}", model_type, make, factory, plugged)
 
 
-def of_folder(text: str) -> Declaration:
+def of_folder(text: str, plugged: Plug | None = None) -> Declaration:
     """The declaration of a local checkpoint."""
     folder, shown = Path(text), quoted("hf:" + text)
     if not (folder / "config.json").is_file():
@@ -89,11 +95,11 @@ def of_folder(text: str) -> Declaration:
     make = model_class(known[settings.model_type])
 
     def factory() -> Adapter:
-        made = make.from_pretrained(folder, use_safetensors=True, local_files_only=True, attn_implementation="eager",
-                                    dtype=torch.float32)
-        return Adapter(made.eval(), settings.model_type)
+        made = make.from_pretrained(folder, use_safetensors=True, local_files_only=True, dtype=torch.float32,
+                                    attn_implementation=plugged.name if plugged else "eager")
+        return Adapter(made.eval(), settings.model_type, plugged)
 
-    return _declared(f"hf:{folder.resolve().name}", settings.model_type, make, factory)
+    return _declared(f"hf:{folder.resolve().name}", settings.model_type, make, factory, plugged)
 
 
 def _line(error: Exception) -> str:
@@ -117,7 +123,7 @@ def tiny(model_type: str, make: Any, seed: int, kernel: str = "eager") -> nn.Mod
     return model
 
 
-def _declared(name: str, model_type: str, make: Any, factory: Callable[..., Adapter]) -> Declaration:
+def _declared(name: str, model_type: str, make: Any, factory: Callable[..., Adapter], plugged: Plug | None) -> Declaration:
     """All that is claimed: everything, less what the table of families withholds and the signature does not take."""
     families = _hf_families.of(model_type)
     takes = set(inspect.signature(make.forward).parameters)
@@ -132,8 +138,15 @@ def _declared(name: str, model_type: str, make: Any, factory: Callable[..., Adap
     if conventions.get("positions") != "from_mask":
         lacks |= {"left_padding"}
     withheld = {offer for family in families for offer in family.withheld}
+    origin = name
+    if plugged is not None:
+        seed = {"seed": 0} if "seed" in inspect.signature(factory).parameters else {}
+        _hf_inside.in_force(plugged, lambda: factory(**seed).model, name)
+        name, origin = f"{name} with {plugged.declaration.name}", f"{name}<{plugged.target}"
+        conventions |= {trait: value for trait, value in plugged.traits.items() if trait not in conventions}
+        lacks |= {feature for feature in ("mask", "gradients") if not plugged.declaration.claims(feature)}
     return declare(KIND, factory, name=name, dtypes=("float32",), devices=("cpu",), lacks=lacks, offers=OFFERS - withheld,
-                   conventions=conventions, version=VERSION, url=URL, origin=name)
+                   conventions=conventions, version=VERSION, url=URL, origin=origin)
 
 
 # ------------------------------------------------------------------------------------------------ one model
@@ -149,13 +162,13 @@ class Adapter:
     """A model of the library under the contract's call. Positions are left to the model without a mask; with one they count the
     real tokens, as the library's own `generate` gives them."""
 
-    def __init__(self, model: nn.Module, model_type: str) -> None:
-        self.model, self.model_type = model, model_type
+    def __init__(self, model: nn.Module, model_type: str, plugged: Plug | None = None) -> None:
+        self.model, self.model_type, self.plugged = model, model_type, plugged
         self.takes = frozenset(inspect.signature(model.forward).parameters)
         self.field = next((name for name in CACHES if name in self.takes), "")
         settings: Any = model.config
         self.vocab_size = int(settings.get_text_config().vocab_size)
-        families = _hf_families.of(model_type)
+        families = self._families(model_type)
         self.idle = tuple(part for family in families for part in family.idle)
         self.first = int(settings.pad_token_id or 0) + 1 if any(family.offset for family in families) else 0
         self.unmasked = any(family.unmasked for family in families)
@@ -163,6 +176,9 @@ class Adapter:
         bounded = next((family.bounded for family in families if family.bounded), "")
         self.max_length: int | None = getattr(settings, bounded) if bounded else None
         self._others: dict[str, nn.Module] = {}
+
+    def _families(self, model_type: str) -> tuple[_hf_families.Family, ...]:
+        return _hf_families.of(model_type)
 
     def parameters(self) -> Iterator[Tensor]:
         """The model's own that a logit depends on."""
@@ -185,7 +201,16 @@ class Adapter:
         return found.logits, Held(held, past + ids.shape[1])
 
     def _run(self, model: nn.Module, ids: Tensor, mask: Tensor | None, past: int, options: dict[str, Any]) -> Any:
-        given: dict[str, Any] = {"input_ids": ids, "use_cache": False, "use_mems": False, "return_dict": True, **options}
+        given = {"use_cache": False, "use_mems": False, "return_dict": True, **self._given(ids, mask, past), **options}
+        always, calls = ("input_ids", "return_dict"), self.plugged.calls if self.plugged else 0
+        out = model(**{name: value for name, value in given.items() if name in self.takes or name in always})
+        if self.plugged is not None and model is self.model and self.plugged.calls == calls:
+            raise NotExercisedError(f"{self.plugged.declaration.name} was not called")
+        return out
+
+    def _given(self, ids: Tensor, mask: Tensor | None, past: int) -> dict[str, Any]:
+        """Ids, mask and positions under the library's names."""
+        given: dict[str, Any] = {"input_ids": ids}
         if mask is None and self.masked:
             mask = torch.ones(ids.shape[0], past + ids.shape[1], dtype=torch.bool)
         if mask is not None and not (past and self.unmasked):
@@ -193,8 +218,7 @@ class Adapter:
             given["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, past : past + ids.shape[1]] + self.first
         elif self.first:
             given["position_ids"] = torch.arange(past, past + ids.shape[1]).expand(ids.shape) + self.first
-        always = ("input_ids", "return_dict")
-        return model(**{name: value for name, value in given.items() if name in self.takes or name in always})
+        return given
 
     # -------------------------------------------------------------------------------------------- what a library has besides
     def loss(self, ids: Tensor, labels: Tensor) -> Tensor:
@@ -237,8 +261,12 @@ class Adapter:
 
 
 def listed(only: Sequence[str] = ()) -> list[str]:
-    """Targets of all model types, those alone whose type matches one of the patterns."""
-    return [f"hf:{name}" for name in sorted(model_types()) if not only or any(fnmatchcase(name, pattern) for pattern in only)]
+    """Targets of all causal model types, or those whose type matches one of the patterns: `masked:*` and `seq2seq:*` too."""
+    names = sorted(model_types())
+    if any(":" in pattern for pattern in only):
+        tasks = late("assay.impls._hf_tasks")
+        names += [f"{task}:{name}" for task in tasks.TASKS for name in sorted(tasks.model_types(task))]
+    return [f"hf:{name}" for name in names if not only or any(fnmatchcase(name, pattern) for pattern in only)]
 
 
 def notes() -> list[tuple[str, str, str]]:

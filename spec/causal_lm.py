@@ -40,7 +40,7 @@ def _cut(model: Model, example: Example) -> torch.Tensor | None:
 
 @spec.holds("DEC-2", "MSK-1", kills=("not_causal", "mean_over_positions", "mask_replaces_causal"),
             rests_on=(logits_score_every_word,),
-            given={**LONGER, "padding": ("none", "right", "left")}, conventions=BITS)
+            needs=("causal",), given={**LONGER, "padding": ("none", "right", "left")}, conventions=BITS)
 def later_tokens_do_not_matter(lm: Subject, example: Example) -> None:
     """From tokens to logits: replacing all tokens after t leaves every logit up to t as it was, bit for bit, at every cut.
 
@@ -56,7 +56,7 @@ def later_tokens_do_not_matter(lm: Subject, example: Example) -> None:
 
 
 @spec.holds("LM-2", "DEC-2", kills=("not_causal", "mean_over_positions"), rests_on=(logits_score_every_word,),
-            given={**LONGER, "padding": "none"}, conventions=KEEPS)
+            needs=("causal",), given={**LONGER, "padding": "none"}, conventions=KEEPS)
 def one_pass_gives_what_a_pass_for_every_prefix_gives(lm: Subject, example: Example) -> None:
     """One teacher-forced pass gives at every position what a pass over the tokens so far gives at its last."""
     model = model_of(lm, example)

@@ -48,7 +48,7 @@ def check(
     workers: options.Workers = None, shard: options.Shard = None, timeout: options.Timeout = 60.0,
     isolate: options.Isolate = "auto", waivers: options.Waivers = None, write_waivers: options.WriteWaivers = False,
     resume: options.Resume = False, out: options.Out = REPORT, json: options.Json = False, quiet: options.Quiet = False,
-    verbose: options.Verbose = False, parts: options.Parts = False,
+    verbose: options.Verbose = False, parts: options.Parts = False, inside: options.Inside = None,
 ) -> int:
     """Check implementations and write a report.
 
@@ -58,6 +58,8 @@ def check(
         raise UsageError("targets= must name a file, an object or a built-in implementation, or be --all alone")
     from assay.cli.checking import check
 
+    if inside is not None:
+        targets = requests.inside(targets or (), inside)
     request = requests.request(
         targets or (), kind=kind, devices=device, dtypes=dtype, only=only, profile=profile, seed=seed, timeout=timeout,
         workers=workers, shard=shard, isolate=isolate, waivers=waivers, command=command_line())
@@ -258,7 +260,7 @@ def audit(
     timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Seconds for one model type.")] = 120.0,
     out: options.Out = REPORT, json: options.Json = False, verbose: options.Verbose = False,
 ) -> int:
-    """Try every model type of an installed library as a black box, each in a process of its own, and write a table.
+    """Try every model type of an installed library as a black box, each in a process of its own; write a table and a report.
 
     Exit code: 0 none fails, 1 any does, 2 wrong usage, 3 none could be built. Look into one with `assay check hf:TYPE`.
     """

@@ -30,3 +30,5 @@ Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, all else on 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="The verdict alone.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Tracebacks of errors.")]
 Parts = Annotated[bool, typer.Option("--parts", help="A model's parts one by one, and what is not recognised; no report.")]
+Inside = Annotated[str | None, typer.Option(
+    "--inside", metavar="MODEL", help="Check a model, hf:TYPE or hf:./FOLDER, with the target's attention inside it.")]

@@ -40,6 +40,14 @@ def request(
         waivers=read(waivers) if waivers is not None else (), **more)
 
 
+def inside(targets: Sequence[str], model: str) -> list[str]:
+    """The targets, each an attention, as the one of a model: `hf:llama<kernels.py:attention`."""
+    scheme, colon, name = model.partition(":")
+    if not (colon and scheme == "hf" and name):
+        raise UsageError(f"inside={model} must be a model of Hugging Face, hf:TYPE or hf:./FOLDER")
+    return [f"{model}<{target}" for target in targets]
+
+
 def cpus() -> int:
     """Processors that this process may use."""
     return len(os.sched_getaffinity(0))
