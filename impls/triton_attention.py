@@ -216,7 +216,7 @@ def tile(x: Tensor, value: Tensor, options: Options, *, backward: bool = False) 
 def chosen(width: int, dtype: torch.dtype, backward: bool) -> tuple[int, int, int, int]:
     """Queries, keys, warps and stages on a GPU. float32 is multiplied without tensor cores, out of registers: small tiles."""
     if dtype == torch.float32:
-        return (32, 32, 4, 1) if width <= 128 else (16, 16, 4, 1)
+        return (32, 32, 8, 1) if width <= 128 else (16, 16, 8, 1)
     if backward:
         return (64, 64, 4, 2) if width <= 64 else (64, 64, 8, 2) if width <= 128 else (32, 32, 8, 1)
     return (128, 64, 4, 3) if width <= 64 else (128, 64, 8, 3) if width <= 128 else (64, 64, 8, 2)
