@@ -101,6 +101,17 @@ def remembered_by_shape(right: Implementation, arguments: dict[str, Any], state:
     return mapped(result, lambda out: out + (state.setdefault((shapes, out.shape), out.detach()) - out.detach()))
 
 
+def result_overwritten_later(right: Implementation, arguments: dict[str, Any], state: dict[Any, Any]) -> Any:
+    """Every result of one shape is handed out in one and the same buffer."""
+    result = right(**arguments)
+    first = result[0] if isinstance(result, tuple) else result
+    before = state.get(first.shape)
+    state[first.shape] = first
+    if before is not None:
+        before.data.copy_(first.data)
+    return result
+
+
 def smaller_batch_after_larger(right: Implementation, arguments: dict[str, Any], state: dict[Any, Any]) -> Any:
     """A smaller batch after a larger one is off by an eighth, as if it read the workspace that the larger one left."""
     batch = next((a for a in arguments.values() if isinstance(a, Tensor)), None)
@@ -157,12 +168,12 @@ class BrokenByTo(torch.nn.Module):
 OBJECTS: Mapping[str, Callable[[Implementation], Any]] = {"conduct_lost_in_a_copy": LostInACopy, "conduct_broken_by_to": BrokenByTo}
 STATELESS = (wrong_type, input_overwritten, last_element_unwritten, default_dtype_changed, strides_ignored,
              wrong_without_gradients, wrong_when_compiled)
-STATEFUL = (every_second_call, remembered_by_shape, smaller_batch_after_larger, remembered_by_content)
+STATEFUL = (every_second_call, remembered_by_shape, result_overwritten_later, smaller_batch_after_larger, remembered_by_content)
 OF_A_BATCH = (smaller_batch_after_larger, remembered_by_content)
 BATCHES = ("softmax", "attention", "blockwise_attention", "paged_attention", "multi_head_attention", "rotary", "layer_norm",
            "rms_norm", "feed_forward", "gated_feed_forward", "embedding", "unembedding", "patchify", "qk_norm_attention",
            "latent_attention")
-NEED_A_TENSOR = (input_overwritten, strides_ignored, remembered_by_shape)
+NEED_A_TENSOR = (input_overwritten, strides_ignored, remembered_by_shape, result_overwritten_later)
 WITHOUT_TENSORS = ("alibi",)  # three numbers decide everything, and the shape of the result tells them
 
 

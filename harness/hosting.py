@@ -79,6 +79,9 @@ class Refusal:
     not_exercised: bool = False
 
 
+RESULT_BEFORE = "the result of the call before"  # what `mutated` names where a call changed that
+
+
 @dataclass(frozen=True)
 class OutputFacts:
     """Observed on one output before it left the host."""
@@ -96,11 +99,11 @@ class Answer:
     """What came out: outputs (CPU, own dtype, contiguous, detached), gradients by argument name, and what was observed."""
 
     outputs: tuple[Any, ...] = ()  # tensors, or None / plain JSON values where the implementation returned such
-    structure: str = "tensor"  # "tensor", "tuple", "dict", "value" (plain JSON), "other:<type name>"
+    structure: str = "tensor"  # "tensor", "tuple", "iterator", "dict", "value" (plain JSON), "other:<type name>"
     facts: tuple[OutputFacts | None, ...] = ()  # one an output; None where it is no tensor
     gradients: Mapping[str, torch.Tensor | None] = field(default_factory=dict)
     gradient_facts: Mapping[str, OutputFacts] = field(default_factory=dict)
-    mutated: tuple[str, ...] = ()  # arguments whose values were changed
+    mutated: tuple[str, ...] = ()  # arguments whose values were changed, or RESULT_BEFORE
     guards_broken: tuple[str, ...] = ()  # arguments whose guard bands were overwritten
     state: tuple[str, ...] = ()  # breaches of global state, one sentence each; already undone
     refusal: Refusal | None = None

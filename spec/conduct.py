@@ -9,7 +9,7 @@ import torch
 
 from assay.cases import Cases, Example
 from assay.errors import NotExercisedError
-from assay.hosting import Answer
+from assay.hosting import RESULT_BEFORE, Answer
 from assay.ledger import fact, identical
 from assay.properties import CONDUCT, Specification
 from assay.subject import Subject
@@ -74,8 +74,9 @@ def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tup
         "contiguous ones give.", ("conduct_strides_ignored",), needs=("strided",), rests_on=(ids["form"], formula_id),
         invariance="strides")
     add("history", "earlier_calls_do_not_matter", _history(agree, spec.cases),
-        "A call with other values of the same shapes gives the result for those values.",
-        ("conduct_remembered_by_shape",), rests_on=(ids["form"], formula_id), invariance="order of calls")
+        "A call with other values of the same shapes gives the result for those values, and leaves the result before it alone.",
+        ("conduct_remembered_by_shape", "conduct_result_overwritten_later"), rests_on=(ids["form"], formula_id),
+        invariance="order of calls")
     add("recording", "recording_gradients_does_not_matter", _recording(agree), "The result is right with gradients recorded and "
         "without.", ("conduct_wrong_without_gradients",), rests_on=(ids["form"], formula_id), invariance="grad / no grad")
     add("copies", "copies_compute_the_same", _copies(agree), "A deep copy, a second one, and one after .to() are right, and so is "
@@ -103,6 +104,12 @@ def _form(subject: Subject, example: Example) -> None:
     answer = subject.answer(**example)
     subject(**example)  # number and shapes of results
     kind = subject.kind
+    right = ("tensor", "value") if len(kind.outputs) == 1 else ("tuple", "other:list")
+    fact(answer.structure in right, f"the call returns {_in_words(answer.structure)}, not {right[0]}", got=answer.structure,
+         expected=right[0], check="a tensor or a tuple comes back")
+    if len(answer.facts) != len(kind.outputs):  # and yet the second call gave the right number
+        fact(False, f"the call returns {len(answer.facts)} results, not {len(kind.outputs)}", check="number of results")
+        return
     wanted = {str(subject.dtype).removeprefix("torch."), *(["float32"] if subject.dtype.itemsize < 4 else [])}
     for name, facts, want in zip(kind.outputs, answer.facts, _several(subject.exact(**example)), strict=True):
         if facts is None:
@@ -124,6 +131,11 @@ def _form(subject: Subject, example: Example) -> None:
         if not kind.may_alias:
             fact(not facts.shares_memory_with, f"{name} shares memory with {', '.join(facts.shares_memory_with)}",
                  check=f"{name} has memory of its own")
+
+
+def _in_words(structure: str) -> str:
+    """What came back, in words."""
+    return {"tuple": "a tuple, though of one", "iterator": "a generator"}.get(structure, structure.removeprefix("other:"))
 
 
 def _any_floating(value: Any) -> bool:
@@ -153,8 +165,18 @@ def _repeats(subject: Subject, example: Example) -> None:
         _same_bits(first, other)
 
 
+def _pairs(first: Answer, second: Answer) -> list[tuple[Any, Any]]:
+    """The results of two calls side by side; that there are none, or not equally many, is recorded."""
+    one, other = len(first.outputs), len(second.outputs)
+    if one == 0 or one != other:
+        fact(one == other, "two calls give results of different number", got=str(other), expected=str(one),
+             check="two calls give as many results", decided=one + other > 0)
+        return []
+    return list(zip(first.outputs, second.outputs, strict=True))
+
+
 def _same_bits(first: Answer, second: Answer) -> None:
-    for one, other in zip(first.outputs, second.outputs, strict=True):
+    for one, other in _pairs(first, second):
         if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape:
             identical(one.double(), other.double(), check="two calls give the same bits")
         else:
@@ -167,16 +189,16 @@ def _plain_equal(one: Any, other: Any) -> bool:
 
 def _written(subject: Subject, example: Example) -> None:
     usual, filled = subject.answer(**example), subject.under(fill_empty=True).answer(**example)
-    for one, other in zip(usual.outputs, filled.outputs, strict=True):
-        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.is_floating_point():
+    for one, other in _pairs(usual, filled):
+        if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape):
+            fact(True, "", check="no tensor", decided=False)
+        elif one.is_floating_point():
             fact(not bool((other.isnan() & ~one.isnan()).any()), "elements come out as NaN when fresh memory is filled with NaN",
                  check="no element is left unwritten", decided=one.numel() > 0)
-        elif isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape:
+        else:
             repeatable = subject.conventions.get("repeatability", "bitwise") == "bitwise"
             fact(torch.equal(one, other) or not repeatable, "elements change when fresh memory is filled with a pattern",
                  check="no element is left unwritten", decided=one.numel() > 0 and repeatable)
-        else:
-            fact(True, "", check="no tensor", decided=False)
 
 
 def _state(subject: Subject, example: Example) -> None:
@@ -198,6 +220,9 @@ def _history(agree: Agreement, cases: Cases) -> Agreement:
         changed = replace(configuration, seed=configuration.seed + 1)
         other = cases.build(changed, example.dtype)
         subject.answer(**example)
+        later = subject.answer(**other)
+        fact(RESULT_BEFORE not in later.mutated, f"the call changed {RESULT_BEFORE}", check="earlier results left alone",
+             decided=False)
         agree(subject, other)
         agree(subject, example)
     return body

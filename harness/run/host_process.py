@@ -17,6 +17,7 @@ from assay.contract import loading
 from assay.errors import AssayError, UsageError
 from assay.hosting import Answer, Call
 from assay.run import wire
+from assay.run.fence import fence
 from assay.run.instances import Instances
 
 MEMORY_SHARE = 0.75
@@ -36,6 +37,7 @@ def serve(channel: socket.socket, request: Mapping[str, Any], output: int) -> No
     _limit(int(request.get("memory") or default_memory()))
     torch.set_num_threads(1)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # nobody reads our output any more: nobody wants us any more
+    fence(request.get("fenced", ()))
     instances = _load(channel, request)
     if instances is None:
         return

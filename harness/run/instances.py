@@ -16,6 +16,7 @@ from assay.errors import HarnessError
 from assay.hosting import Answer, Call
 from assay.run.arguments import Arguments, Kept, bind
 from assay.run.conduct import Conduct
+from assay.run.outputs import Earlier
 from assay.run.perform import perform
 
 
@@ -29,6 +30,7 @@ class Instances:
         self._declared = {(d.kind, d.name): d for d in declarations}
         self._objects: dict[tuple[Any, ...], Any] = {}
         self._kept = Kept()
+        self._earlier: dict[tuple[str, str], Earlier] = {}
         self._conduct = Conduct()
         self._alone = alone
 
@@ -45,7 +47,8 @@ class Instances:
             raise HarnessError(f"implementation={call.implementation!r} must be one of kind {call.kind!r} in this host")
         if not self._alone:
             self._conduct.renew()
-        return perform(call, self._invocation(call, declaration), kept=self._kept, conduct=self._conduct,
+        earlier = None if KINDS[call.kind].factory else self._earlier.setdefault((call.kind, call.implementation), Earlier())
+        return perform(call, self._invocation(call, declaration), kept=self._kept, conduct=self._conduct, earlier=earlier,
                        own_files=_own_files(declaration.function), interruptible=not self._alone, cost=_cost(declaration))
 
     def _invocation(self, call: Call, declaration: Declaration) -> Callable[[Arguments], Callable[[], Any]]:

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from assay.hosting import OutputFacts
+from assay.hosting import RESULT_BEFORE, OutputFacts
 from assay.run.arguments import Kept
 from assay.run.layouts import Placed
 
+_HELD = 1 << 20  # elements of a result that is held until the next call
 _DEPTH = 8  # nesting of plain values that is sent; nothing in the contract nests deeper than 2
 
 
@@ -39,6 +40,35 @@ class Ship:
         return None
 
 
+class Earlier:
+    """The first result of an implementation's last call, where it lies in memory, beside what it was: the next call must not
+    change it, as one that hands out a buffer of its own does."""
+
+    def __init__(self) -> None:
+        self._held: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def follow(self, ship: Ship | None) -> tuple[str, ...]:
+        """What the call that is over did to the result before it; its own result takes that one's place."""
+        changed = self._held is not None and not torch.equal(_bits(self._held[0]), _bits(self._held[1]))
+        self._held = None if ship is None else _held(ship)
+        return (RESULT_BEFORE,) if changed else ()
+
+
+def _held(ship: Ship) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The first result and its copy; None where it may change with an argument in whose memory it lies, or is large."""
+    there, told, copy = next(iter(ship.tensors), None), next(iter(ship.facts), None), next(iter(ship.outputs), None)
+    if there is None or told is None or not isinstance(copy, torch.Tensor) or not told.is_plain_tensor:
+        return None
+    if told.shares_memory_with or there.device.type != "cpu" or there.numel() > _HELD or there.is_complex():
+        return None
+    return there.detach(), copy
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes, so that NaN equals itself."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.dtype != torch.bool else tensor
+
+
 def _take_apart(result: Any) -> tuple[str, list[Any]]:
     """Structure and outputs of a result."""
     if isinstance(result, torch.Tensor):
@@ -46,7 +76,7 @@ def _take_apart(result: Any) -> tuple[str, list[Any]]:
     if isinstance(result, tuple):  # named tuples too
         return "tuple", list(result)
     if isinstance(result, Iterator) and not is_plain(result):  # `parameters()`
-        return "tuple", list(result)
+        return "iterator", list(result)
     if is_plain(result):
         return "value", [result]
     if isinstance(result, list):

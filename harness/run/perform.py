@@ -20,7 +20,7 @@ from assay.numbers.perturbing import Perturbing
 from assay.run.arguments import Arguments, Kept
 from assay.run.conduct import Conduct
 from assay.run.counting import Counter, declared
-from assay.run.outputs import Ship, facts_of
+from assay.run.outputs import Earlier, Ship, facts_of
 
 MESSAGE_LIMIT = 2000
 _GRAD_BREACH = "it changed whether gradients are recorded, which was {} before the call"
@@ -74,17 +74,19 @@ class _Observed:
     stage: str = "forward"
     answer: Answer = field(default_factory=Answer)
     started: float = 0.0
+    ship: Ship | None = None
 
 
 def perform(call: Call, prepare: Prepare, *, kept: Kept | None = None, conduct: Conduct | None = None,
             own_files: tuple[str, ...] = (), interruptible: bool = False,
-            cost: Callable[[Arguments], Any] | None = None) -> Answer:
+            cost: Callable[[Arguments], Any] | None = None, earlier: Earlier | None = None) -> Answer:
     """Run one call and report what came out and what was observed; an exception becomes a `Refusal`.
 
     prepare: turns the arguments into the call itself; no foreign code runs before that is called. conduct: the state
     as it was before; None takes it now. own_files: source files that count as the implementation's own in a refusal's
     `where`. interruptible: let KeyboardInterrupt through: in the user's own process it is the user's Ctrl-C. cost: what
-    the implementation declares of its operations and memory, for calls that ask for counts.
+    the implementation declares of its operations and memory, for calls that ask for counts. earlier: the results of the
+    call before, if it is to be seen that this one leaves them alone.
     """
     arguments = Arguments(call, kept or Kept())
     state = conduct or Conduct()
@@ -109,6 +111,8 @@ def perform(call: Call, prepare: Prepare, *, kept: Kept | None = None, conduct: 
     torch.set_grad_enabled(gradients_on)
     breaches = switched + state.breaches()
     mutated, broken = arguments.inspect()
+    if earlier is not None:
+        mutated += earlier.follow(observed.ship)
     return replace(observed.answer, mutated=mutated, guards_broken=broken, state=breaches)
 
 
@@ -119,7 +123,7 @@ def _run(call: Call, invoke: Callable[[], Any], arguments: Arguments, kept: Kept
         result = invoke()
         _synchronize(call.device)
         seconds = perf_counter() - observed.started
-    ship = Ship(result, call.keep, kept, arguments.placed)
+    observed.ship = ship = Ship(result, call.keep, kept, arguments.placed)
     observed.answer = Answer(outputs=ship.outputs, structure=ship.structure, facts=ship.facts, seconds=seconds)
     if not (arguments.wrt or call.wrt) or not call.upstream:
         return

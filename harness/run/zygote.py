@@ -112,6 +112,7 @@ class Loop:
 
     def _fork(self, connection: socket.socket, owner: int, request: dict[str, Any]) -> None:
         read_end, write_end = os.pipe() if request["role"] == "host" else (None, None)
+        request = {**request, "fenced": [os.getpid(), os.getppid(), owner]}  # what a host must not reach
         parent, ready = os.getpid(), os.pipe()
         pid = os.fork()
         if pid == 0:

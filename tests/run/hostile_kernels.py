@@ -170,3 +170,28 @@ def leaves_unwritten(x, *, dim=-1):
     y = torch.empty_like(x)
     y[..., :-1] = torch.softmax(x, dim)[..., :-1]
     return y
+
+
+@_declare
+def kills_its_parent(x, *, dim=-1):
+    os.kill(os.getppid(), signal.SIGKILL)
+
+
+@_declare
+def stops_its_parent(x, *, dim=-1):
+    os.kill(os.getppid(), signal.SIGSTOP)
+
+
+@_declare
+def kills_a_child(x, *, dim=-1):
+    subprocess.Popen(["sleep", "100"]).kill()
+    return torch.softmax(x, dim)
+
+
+_buffers = {}
+
+
+@_declare
+def same_buffer(x, *, dim=-1):
+    buffer = _buffers.setdefault(x.shape, torch.empty_like(x))
+    return buffer.copy_(torch.softmax(x, dim))

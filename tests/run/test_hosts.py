@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from assay.errors import HostCrashedError, HostError, HostTimeoutError, NotClaimedError, UsageError
-from assay.hosting import Answer, Call
+from assay.hosting import RESULT_BEFORE, Answer, Call
 from assay.run.hosts import RemoteHost, Zygote
 from assay.run.zygote import FOR_HOSTS
 
@@ -233,3 +233,19 @@ def test_nothing_is_left_after_the_zygote_is_killed(x: torch.Tensor) -> None:
     assert pid is not None
     assert _soon(lambda: _gone(pid))
     own.close()
+
+
+@pytest.mark.parametrize("name", ["kills_its_parent", "stops_its_parent"])
+def test_the_processes_of_the_harness_cannot_be_signalled(host: RemoteHost, x: torch.Tensor, name: str) -> None:
+    answer = host.call(_call(name, x))
+    assert answer.refusal is not None
+    assert answer.refusal.type == "PermissionError"
+    assert host.call(_call("kills_a_child", x)).refusal is None
+    assert host.started == 1
+
+
+def test_a_buffer_handed_out_again_is_noticed(host: RemoteHost, x: torch.Tensor) -> None:
+    assert host.call(_call("same_buffer", x)).mutated == ()
+    assert host.call(_call("good", x + 1)).mutated == ()
+    assert host.call(_call("same_buffer", 2 * x)).mutated == (RESULT_BEFORE,)
+    assert host.call(_call("same_buffer", 2 * x)).mutated == ()
