@@ -7,7 +7,7 @@ same process is left alone.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
@@ -25,6 +25,7 @@ R = TypeVar("R")
 VERSION = installed("triton")
 INTERPRETED = not torch.backends.cuda.is_built()  # minutes for all kernels: by the profile deep, or where one is named
 FAST = {"exp": "fast"}  # tl.exp and tl.exp2 are the hardware's own on a GPU
+OUTGROWN = "only 0-dimensional arrays can be converted to Python scalars"  # numpy 2.4 to the interpreter of triton 3.6
 COMPILER_OPTIONS = frozenset({"num_warps", "num_stages"})
 
 
@@ -56,11 +57,20 @@ class Kernel:
                 self.made("cuda")[grid](*arguments, **options)
         elif device.type == "cpu":
             told = {name: value for name, value in options.items() if name not in COMPILER_OPTIONS}
-            with _reductions(late("triton.language")), numpy.errstate(all="ignore"):  # what a GPU does without a word
-                self.made("cpu")[grid](*arguments, **told)
+            self._interpret(grid, arguments, told)
         else:
             raise NotImplementedError(f"device={device} must be cuda, or cpu for the interpreter")
         self.launches += 1
+
+    def _interpret(self, grid: tuple[int, ...], arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        with _reductions(late("triton.language")), numpy.errstate(all="ignore"):  # what a GPU does without a word
+            try:
+                self.made("cpu")[grid](*arguments, **options)
+            except late("triton.runtime.errors").InterpreterError as error:
+                if OUTGROWN not in str(error):
+                    raise
+                raise NotImplementedError(f"the interpreter of triton {VERSION} cannot loop with numpy {numpy.__version__}; "
+                                          "install triton 3.9 or later") from error
 
     def made(self, device: str) -> Any:
         """The kernel for one sort of device."""
