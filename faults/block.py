@@ -366,6 +366,17 @@ def groups_ignored(layer: Layer) -> Tensor:
     return replace(layer, params=params).run()
 
 
+@planted(fault, "positions are counted anew: only their distances tell")
+def positions_counted_anew(layer: Layer) -> Tensor:
+    given = layer.positions
+    return layer.run() if given is None else replace(layer, positions=torch.arange(given.shape[-1], device=given.device)).run()
+
+
+@planted(fault, "at most two experts a token", "BUG-160")
+def two_experts_at_most(layer: Layer) -> Tensor:
+    return replace(layer, top_k=min(2, layer.top_k or 1)).run()
+
+
 @planted(fault, "dropout in evaluation too", "BUG-099")
 def dropout_in_evaluation(layer: Layer) -> Tensor:
     return remade(layer, DropoutAlways)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.faults.block import Layer, Params
+from assay.faults.block import DropoutAlways, Layer, Params
 from assay.registry import benign, fault
 
 NOT_EXPRESSIBLE = {"BUG-062": "a decoding step: the call has no cache; the query of cross-attention from the memory is planted"}
@@ -57,6 +57,28 @@ def planted(mark: Callable[..., Any], summary: str, origin: str = "", **extra: A
         return wrong
 
     return register
+
+
+@planted(fault, "dropout in evaluation too", "BUG-099")
+def dropout_in_evaluation(s: Stack) -> Tensor:
+    return s.run(DropoutAlways)
+
+
+@planted(fault, "no dropout in training")
+def dropout_ignored(s: Stack) -> Tensor:
+    return s.run(dropout=0.0)
+
+
+class CrossAttentionWithoutDropout(Layer):
+    """Dropout after self-attention and feed-forward network alone."""
+
+    def dropped(self, t: Tensor, index: int) -> Tensor:
+        return t if index == 1 else super().dropped(t, index)
+
+
+@planted(fault, "no dropout after the cross-attention")
+def cross_attention_without_dropout(s: Stack) -> Tensor:
+    return s.run(CrossAttentionWithoutDropout)
 
 
 @planted(fault, "not causal")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.faults.block import Layer, NoAttentionResidual, Params
+from assay.faults.block import DropoutAlways, Layer, NoAttentionResidual, Params
 from assay.registry import benign, fault
 
 NOT_EXPRESSIBLE: dict[str, str] = {}
@@ -52,6 +52,22 @@ def planted(mark: Callable[..., Any], summary: str, origin: str = "", **extra: A
         return wrong
 
     return register
+
+
+@planted(fault, "dropout in evaluation too", "BUG-099")
+def dropout_in_evaluation(s: Stack) -> Tensor:
+    return s.run(DropoutAlways)
+
+
+@planted(fault, "no dropout in training")
+def dropout_ignored(s: Stack) -> Tensor:
+    return s.run(dropout=0.0)
+
+
+@planted(fault, "dropout in the first layer alone")
+def dropout_in_first_layer_only(s: Stack) -> Tensor:
+    first = Stack(s.x, s.layers[:1], s.options, s.mask).run()
+    return Stack(first, s.layers[1:], {**s.options, "dropout": 0.0}, s.mask).run()
 
 
 @planted(fault, "causal")

@@ -102,6 +102,16 @@ def right(c: Call) -> Tensor:
     return c.scored(c.decoded(c.encoded()))
 
 
+@planted(fault, "dropout in evaluation too", "BUG-099")
+def dropout_in_evaluation(c: Call) -> Tensor:
+    return right(replace(c, options={**c.options, "training": True}))
+
+
+@planted(fault, "no dropout in training")
+def dropout_ignored(c: Call) -> Tensor:
+    return right(replace(c, options={**c.options, "dropout": 0.0}))
+
+
 @planted(fault, "the decoder is not causal")
 def not_causal(c: Call) -> Tensor:
     return c.scored(c.decoded(c.encoded(), causal=False))

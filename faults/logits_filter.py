@@ -74,6 +74,11 @@ def dropped_are_small_positive(z: Tensor, t: float, k: int | None, p: float | No
     return out.masked_fill(torch.isneginf(out), 1e-10)
 
 
+@planted(fault, "kept logits are cut to 1e4")
+def cut_at_ten_thousand(z: Tensor, t: float, k: int | None, p: float | None) -> Tensor:
+    return by_p(by_k(z / t, k), p).clamp(max=1e4)
+
+
 @planted(fault, "dropped logits are −1e4: they keep a probability among very negative ones")
 def dropped_are_finite(z: Tensor, t: float, k: int | None, p: float | None) -> Tensor:
     out = by_p(by_k(z / t, k), p)

@@ -22,8 +22,8 @@ SEVERAL: dict[str, Any] = {**SOME, "T": lambda size: size > 1}
 @spec.holds("BLK-1", kills=("first_norm_for_both", "second_norm_left_out", "epsilon_fixed", "only_queries_normalised",
                             "feed_forward_adds_layer_input", "parallel_branches", "sublayers_swapped", "gate_and_up_swapped",
                             "activation_ignored", "mlp_biases_ignored", "causal_ignored", "always_causal", "mask_ignored",
-                            "mask_replaces_causal", "positions_ignored", "groups_ignored", "norm_ignored"),
-            rests_on=(conduct["form"],))
+                            "mask_replaces_causal", "positions_ignored", "positions_counted_anew", "groups_ignored",
+                            "norm_ignored"), rests_on=(conduct["form"],))
 def output_is_the_formula(block: Subject, example: Example) -> None:
     """A layer is x → norm → attention → add → norm → feed-forward network or experts → add, of the same shape."""
     assert block(**example) == block.exact(**example)
@@ -84,7 +84,8 @@ def each_branch_alone_is_added(block: Subject, example: Example) -> None:
         assert block(**alone) == block.exact(**alone)
 
 
-@spec.holds("MOE-10", kills=("top_k_ignored", "second_norm_left_out", "first_norm_for_both", "residual_added_twice"),
+@spec.holds("MOE-10", kills=("top_k_ignored", "two_experts_at_most", "second_norm_left_out", "first_norm_for_both",
+                                "residual_added_twice"),
             needs=("top_k",), rests_on=(conduct["form"],), given={**SOME, "ffn": "moe", "placement": "pre", "mask": "none"})
 def experts_are_added_to_the_stream(block: Subject, example: Example) -> None:
     """With silent attention the output is x + MoE(norm(x)), at tokens whose routing no rounding turns."""
@@ -141,11 +142,11 @@ def dropped_elements_keep_the_stream(block: Subject, example: Example) -> None:
         out = block.values(**alone.but(dropout=0.5, training=True, seed=example.integer("dropout", 1, 1000)))
         moved = calm != x  # elements that the branch reaches at all
         stayed, count = int((out == x)[moved].sum()), int(moved.sum())
-        assert statistic(_too_few(stayed, count), 1e-9, text="too few elements are left to the stream as they are",
+        assert statistic(too_few(stayed, count), 1e-9, text="too few elements are left to the stream as they are",
                          got=f"{stayed} of {count}", expected="half, or more where the branch has dropout inside")
 
 
-def _too_few(hits: int, trials: int) -> float:
+def too_few(hits: int, trials: int) -> float:
     """Chance that a fair coin shows so few heads (Hoeffding's bound)."""
     short = trials / 2 - hits
     return math.exp(-2 * short * short / trials) if trials and short > 0 else 1.0

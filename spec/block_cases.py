@@ -13,7 +13,7 @@ BUDGET = 40_000  # weights times tokens of one example
 LAYER_FLAGS: dict[str, tuple[Any, ...]] = {
     "placement": ("pre", "post", "sandwich", "deepnorm"), "norm": ("rms", "layer"), "ffn": ("swiglu", "mlp", "moe"),
     "activation": ("silu", "gelu", "relu", "gelu_tanh"), "mask": ("none", "padding", "full", "padding_left"),
-    "positions": ("none", "index", "shifted", "own"), "eps": (1e-6, 1e-5, 1e-2), "biases": (False, True),
+    "positions": ("none", "index", "shifted", "own", "gaps"), "eps": (1e-6, 1e-5, 1e-2), "biases": (False, True),
     "shared": (False, True),
 }
 FAMILIES = ("normal", "integers", "positive", "peaked", "heavy", "small", "cancelling")
@@ -24,7 +24,7 @@ class LayerCases(Cases):
 
     kind = "block"
     dims = {"B": (2, 1, 3, 0), "T": (3, 1, 2, 5, 8, 9, 17), "H": (2, 1, 4, 3), "G": (2, 1, 4, 3), "D": (4, 2, 3, 8),
-            "F": (6, 1, 5, 16), "E": (4, 2, 3), "K": (2, 1)}
+            "F": (6, 1, 5, 16), "E": (4, 2, 3), "K": (2, 1, 3)}
     flags = {**LAYER_FLAGS, "causal": (True, False)}
     families: tuple[str, ...] = FAMILIES
 
@@ -79,11 +79,13 @@ def layer_options(configuration: Configuration) -> dict[str, Any]:
 
 
 def drawn_positions(which: str, batch: int, length: int, source: torch.Generator) -> torch.Tensor | None:
-    """None, 0 … T−1, a later stretch, or each sequence's own."""
+    """None, 0 … T−1, a later stretch, each sequence's own, or some left out (what distances alone can tell from 0 … T−1)."""
     if which == "none":
         return None
     if which == "own":
         return torch.arange(length) + torch.randint(0, 50, (batch, 1), generator=source)
+    if which == "gaps":
+        return torch.randint(1, 9, (length,), generator=source).cumsum(0)
     return torch.arange(length) + (7 if which == "shifted" else 0)
 
 

@@ -340,6 +340,21 @@ def kept_logits_are_untouched(subject: Subject, example: Example) -> None:
 
 
 @spec.holds(
+    "GEN-7",
+    kills=("cut_at_ten_thousand",),
+    rests_on=(kept_logits_are_untouched,),
+    given={"temperature": 1.0, "top_k": (None, 2), "top_p": None, "family": ("normal", "integers")},
+    examples=3,
+)
+def large_logits_are_untouched(subject: Subject, example: Example) -> None:
+    """Kept logits of some ten thousand are the input's too, bit for bit: nothing is cut to a range."""
+    large = example.but(logits=example.logits * 2.0**13)
+    found = filtered(subject, large)
+    kept = large.logits.double()[found.kept]
+    assert identical(found.out.value[found.kept], kept, witness=bool((kept != 0).any()))
+
+
+@spec.holds(
     "GEN-2",
     "GEN-3",
     kills=("threshold_of_first_row",),
