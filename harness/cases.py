@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +25,7 @@ LAYOUTS = ("contiguous", "transposed", "sliced", "offset", "expanded", "head_las
 SEEDS = 1 << 16
 ANY = object()  # no rule given
 BOUNDARY = 12  # boundary examples of one case at most
+TRIES = 400  # draws after which there is taken to be no example within the claims
 
 
 @dataclass(frozen=True)
@@ -255,8 +257,16 @@ class Cases:
             return (fixed,)
         if flag in kind.options and flag not in claims.keywords:
             return choices[:1]
+        return self._admitted(flag, choices, claims)
+
+    def _admitted(self, flag: str, choices: tuple[Any, ...], claims: Declaration) -> tuple[Any, ...]:
+        """The choices within the limits; where a limit admits none of the numbers here, numbers of its own."""
         within = tuple(choice for choice in choices if claims.allows(flag, choice))
-        return within or choices[:1]
+        limit = claims.limits.get(flag)
+        if limit is None or any(_is_number(choice) for choice in within):
+            return within or choices[:1]
+        own = tuple(sorted(value for value in limit if _is_number(value))) if isinstance(limit, frozenset) else tuple(limit[:3])
+        return (within + own[:3] if any(_is_number(choice) for choice in choices) else within) or choices[:1]
 
     # -------------------------------------------------------------------------------------------- drawing
     def make(self, picked: Mapping[str, Any], seed: int, claims: Declaration,
@@ -275,8 +285,8 @@ class Cases:
 
     def _within(self, configuration: Configuration, claims: Declaration, given: Mapping[str, Any]) -> bool:
         sizes = configuration.dims
-        for letter, size in sizes.items():
-            if not claims.allows(letter, size):
+        for name, value in (*sizes.items(), *configuration.flags.items()):
+            if (name in sizes or _is_number(value)) and not claims.allows(name, value):
                 return False
         for name, rule in given.items():
             if name not in sizes and name not in configuration.flags:
@@ -292,15 +302,28 @@ class Cases:
 
     def boundary(self, claims: Declaration, given: Mapping[str, Any]) -> list[Configuration]:
         """The configurations that always run: a fixed covering walk in which every option of every name turns up."""
+        found: dict[str, Configuration] = {}
+        for made in self._walked(claims, given):
+            found.setdefault(made.key(), made)
+        return list(found.values())
+
+    def _walked(self, claims: Declaration, given: Mapping[str, Any]) -> Iterator[Configuration]:
+        """The walk's configurations, one after the other."""
         options = self.options(claims, given)
         rows = min(BOUNDARY, max(len(choices) for choices in options.values()))
-        found: dict[str, Configuration] = {}
         for row in range(rows):
             picked = {name: choices[_walk(name, len(choices), row)] for name, choices in options.items()}
             made = self.make(picked, row, claims, given)
             if made is not None:
-                found.setdefault(made.key(), made)
-        return list(found.values())
+                yield made
+
+    def possible(self, claims: Declaration, given: Mapping[str, Any]) -> bool:
+        """Whether there is any example within the claims: one of the boundary, or of some hundred others."""
+        if next(self._walked(claims, given), None) is not None:
+            return True
+        options, source = self.options(claims, given), random.Random(0)
+        picks = ({name: source.choice(choices) for name, choices in options.items()} for _ in range(TRIES))
+        return any(self.make(picked, seed, claims, given) is not None for seed, picked in enumerate(picks))
 
     def strategy(self, claims: Declaration, given: Mapping[str, Any]) -> st.SearchStrategy[Configuration | None]:
         """hypothesis' view of the same options; None for combinations that cannot be.
@@ -333,6 +356,11 @@ class Cases:
                     yield made
         for seed in range(min(3, configuration.seed)):
             yield configuration.but(seed=seed)
+
+
+def _is_number(value: Any) -> bool:
+    """A number as an argument takes it: what stands for an argument ("padding") and switches are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def at_least(size: int) -> Callable[[int], bool]:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from assay.cases import Cases, Configuration, Example, draw_values, generator
 from assay.contract.declaration import Declaration
 
 BUDGET = 60_000  # multiply-adds B·H·Tq·Tk·(D+Dv) of one example
-EMPTYING_MASKS = ("padding_left", "empty_rows")  # masks that may leave a query without keys
+EMPTYING_MASKS = ("padding_left", "empty_rows", "by_query")  # masks that may leave a query without keys
+FIRST_KEYS = ("padding", "padding_whole", "by_key", "by_head_and_key")  # masks that are sure to leave the first key alone
 
 
 class AttentionCases(Cases):
@@ -33,6 +35,14 @@ class AttentionCases(Cases):
         "scale": (None, 0.5, 0.3), "softcap": (None, 2.0, None, 30.0), "lengths": ("free", "equal"),
     }
 
+    def options(self, claims: Declaration, given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+        """A row that gives the mean depends on keys that it may not see, and one of NaN spreads them over gradients: where that is
+        declared, rows without keys are drawn for the properties alone that ask for nothing but such masks."""
+        found = super().options(claims, given)
+        if claims.conventions["empty_row"] != "zeros":
+            found["mask"] = tuple(mask for mask in found["mask"] if mask not in EMPTYING_MASKS) or found["mask"]
+        return found
+
     def adapt(self, configuration: Configuration, claims: Declaration) -> Configuration | None:
         dims = dict(configuration.dims)
         if not claims.claims("gqa"):
@@ -49,9 +59,10 @@ class AttentionCases(Cases):
             dims["Tq"] = dims["Tk"] = min(dims["Tq"], dims["Tk"])
         found = Configuration(configuration.kind, dims, configuration.flags, configuration.family, configuration.layout,
                               configuration.seed)
-        if not claims.claims("empty_rows") or claims.conventions["empty_row"] == "refused":
-            found = without_empty_rows(found)
-        return found
+        outcome = claims.conventions["empty_row"]
+        if not claims.claims("empty_rows") or outcome == "refused":
+            return without_empty_rows(found)
+        return found if outcome == "zeros" or found.flags["mask"] in EMPTYING_MASKS or not dims["Tk"] else without_empty_rows(found)
 
     def may_be_refused(self, configuration: Configuration) -> bool:
         """torch's own flex_attention raises without a batch entry or a key, and with a bias without a query too."""
@@ -68,6 +79,14 @@ class AttentionCases(Cases):
         if flags["causal"]:
             arguments["causal"] = True
         return Example(configuration, dtype, arguments)
+
+
+# Shapes that broadcast to (B,H,Tq,Tk), besides those that every property draws.
+BROADCAST: Mapping[str, Callable[[int, int, int, int], tuple[int, ...]]] = {
+    "by_head": lambda b, h, tq, tk: (1, h, tq, tk), "by_sample": lambda b, h, tq, tk: (b, 1, tq, tk),
+    "three_axes": lambda b, h, tq, tk: (h, tq, tk), "by_key": lambda b, h, tq, tk: (b, h, 1, tk),
+    "by_head_and_key": lambda b, h, tq, tk: (1, h, 1, tk), "by_query": lambda b, h, tq, tk: (b, 1, tq, 1),
+}
 
 
 def draw_operands(configuration: Configuration, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -112,9 +131,10 @@ def without_empty_rows(configuration: Configuration) -> Configuration:
     changes: dict[str, Any] = {}
     if flags["mask"] in EMPTYING_MASKS:
         changes["mask"] = "padding"
-    if flags["window"] is not None and changes.get("mask", flags["mask"]) in ("padding", "padding_whole"):
+    if flags["window"] is not None and changes.get("mask", flags["mask"]) in FIRST_KEYS:
         changes["mask"] = "shared"
-    if restricted and dims["Tq"] != dims["Tk"] and flags["bias"] == "infinite":
+    kept = changes.get("mask", flags["mask"]) in ("none", "shared", "full")  # the key that an infinite bias leaves alone
+    if flags["bias"] == "infinite" and (not kept or (restricted and dims["Tq"] != dims["Tk"])):
         changes["bias"] = "full"
     return configuration.but(**dims, **changes)
 
@@ -123,7 +143,7 @@ def draw_mask(sort: str, d: Any, source: torch.Generator) -> torch.Tensor | None
     """A boolean mask, True = may attend, in one of the shapes that broadcast to (B,H,Tq,Tk).
 
     shared (Tq,Tk) and full (B,H,Tq,Tk) keep the aligned key of every row; padding (B,1,1,Tk) keeps the first keys, and
-    padding_whole is the same written out (B,H,Tq,Tk): where the layout is "expanded", with strides of 0.
+    padding_whole is the same written out (B,H,Tq,Tk): where the layout is "expanded", with strides of 0. BROADCAST holds more.
     """
     b, h, tq, tk = d["B"], d["H"], d["Tq"], d["Tk"]
     if sort == "none":
@@ -133,8 +153,10 @@ def draw_mask(sort: str, d: Any, source: torch.Generator) -> torch.Tensor | None
         place = torch.arange(tk)
         keep = place >= tk - length if sort == "padding_left" else place < length
         return keep.expand(b, h, tq, tk).clone() if sort == "padding_whole" else keep
-    shape = (tq, tk) if sort == "shared" else (b, h, tq, tk)
+    shape = BROADCAST[sort](b, h, tq, tk) if sort in BROADCAST else (tq, tk) if sort == "shared" else (b, h, tq, tk)
     keep = torch.rand(shape, generator=source) < 0.6
+    if sort in ("by_key", "by_head_and_key", "by_query"):  # one row, or one key, for all: the first key is kept
+        return keep if sort == "by_query" else keep | (torch.arange(tk) == 0)
     if sort == "empty_rows":
         rows = torch.rand(shape[:-1], generator=source) < 0.7
         return (keep | aligned(tq, tk)) & rows[..., None]
@@ -151,7 +173,8 @@ def draw_bias(sort: str, d: Any, source: torch.Generator, dtype: torch.dtype) ->
     """An additive bias in q's type; "infinite" holds −∞, which masks."""
     if sort == "none":
         return None
-    shape = (d["Tq"], d["Tk"]) if sort == "shared" else (d["B"], d["H"], d["Tq"], d["Tk"])
+    whole = (d["B"], d["H"], d["Tq"], d["Tk"])
+    shape = BROADCAST[sort](*whole) if sort in BROADCAST else whole[2:] if sort == "shared" else whole
     bias = draw_values("normal", shape, source, dtype)
     if sort == "infinite":
         hidden = (torch.rand(shape, generator=source) < 0.3) & ~aligned(d["Tq"], d["Tk"])

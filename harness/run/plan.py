@@ -11,6 +11,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from assay.cases import Cases
 from assay.contract.declaration import Declaration
 from assay.contract.kinds import KINDS
 from assay.errors import UsageError
@@ -97,6 +98,8 @@ def why_not(prop: Property, declaration: Declaration) -> str:
         outside = not any(isinstance(value, str) or declaration.allows(name, value) for value in values)
         if name in declaration.limits and not callable(rule) and outside:
             return f"declares limits that exclude {name}={'/'.join(str(value) for value in values)}"
+    if isinstance(prop.cases, Cases) and not prop.cases.possible(declaration, prop.given):
+        return "no example of it lies within the claims and limits"
     return ""
 
 

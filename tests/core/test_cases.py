@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import hypothesis
 import pytest
@@ -12,6 +13,8 @@ from assay import registry
 from assay.cases import Cases, Configuration, generator
 from assay.contract.declaration import declare
 from assay.properties import Property
+from assay.run.plan import why_not
+from assay.spec.attention_cases import visible
 
 
 def softmax_like(x: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
@@ -73,6 +76,48 @@ def test_draws_stay_within_claims(seed: int, data: st.DataObject) -> None:
     assert dims["D"] in (64, 128) and dims["Dv"] == dims["D"] and dims["G"] == dims["H"] and dims["Tq"] == dims["Tk"]
     assert 1 <= dims["Tk"] < 40 and min(dims.values()) >= 1
     assert not flags["causal"] and flags["mask"] == "none" and flags["bias"] == "none" and flags["window"] is None
+
+
+def test_numbers_of_a_limit_that_no_example_has_are_drawn_from_the_limit() -> None:
+    prop = PROPERTIES["rms_norm/output_is_the_formula"]
+    reference = next(d for d in registry.declarations("rms_norm") if d.name == "reference")
+    for limit, drawn in (({3e-4, 2e-3}, {3e-4, 2e-3}), ({1e-6, 7e-7}, {1e-6})):
+        claims = replace(reference, limits={"eps": frozenset(limit)})
+        assert {one.flags["eps"] for one in prop.cases.boundary(claims, prop.given)} == drawn
+        assert not prop.cases.boundary(claims, {"eps": 0.5})
+    prop = PROPERTIES["attention/window_hides_what_lies_further_back"]
+    reference = next(d for d in registry.declarations("attention") if d.name == "reference")
+    claims = replace(reference, limits={"window": frozenset({11})})
+    assert {one.flags["window"] for one in prop.cases.boundary(claims, {})} == {None, 11}
+
+
+@pytest.mark.parametrize("outcome", ["mean", "nan_row", "refused"])
+def test_rows_without_keys_come_from_masks_alone_where_they_touch_other_keys(outcome: str) -> None:
+    reference = next(d for d in registry.declarations("attention") if d.name == "reference")
+    claims = replace(reference, conventions={**reference.conventions, "empty_row": outcome})
+    for name in ("future_is_invisible", "future_gets_no_gradient"):
+        prop = PROPERTIES[f"attention/{name}"]
+        found = prop.cases.boundary(claims, prop.given)
+        assert found
+        assert all(one.dims["Tq"] <= one.dims["Tk"] for one in found)
+
+
+def test_an_infinite_bias_and_padding_leave_every_query_a_key_where_empty_rows_are_not_claimed() -> None:
+    reference = next(d for d in registry.declarations("attention") if d.name == "reference")
+    claims = replace(reference, lacks=reference.lacks | {"empty_rows"})
+    cases = PROPERTIES["attention/output_is_the_formula"].cases
+    for seed in range(200):
+        made = cases.make({**{name: options[seed % len(options)] for name, options in cases.options(claims, {}).items()},
+                           "bias": "infinite", "Tk": 7, "Tq": 4}, seed, claims, {})
+        if made is not None:
+            assert bool(visible(cases.build(made, torch.float32)).any(-1).all()), made
+
+
+def test_what_no_example_can_show_is_left_out_of_the_plan() -> None:
+    reference = next(d for d in registry.declarations("attention") if d.name == "reference")
+    prop = PROPERTIES["attention/scaled_scores_have_variance_one"]  # one query, two keys
+    assert not why_not(prop, reference)
+    assert "no example" in why_not(prop, replace(reference, lacks=frozenset({"cross_lengths"})))
 
 
 def test_shrinking_walks_towards_the_front_and_ends() -> None:
