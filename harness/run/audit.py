@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
 from typing import Any
 
@@ -20,10 +20,12 @@ from assay.contract.kinds import unknown
 from assay.contract.loading import SCHEMES
 from assay.errors import HostError, UsageError
 from assay.hosting import Call
+from assay.properties import Property
+from assay.run import events
 from assay.run.hosts import FOR_JUDGES, RemoteHost, Zygote
 from assay.run.judge import Settings
 from assay.run.perform import clean
-from assay.run.plan import Selection, make_plan
+from assay.run.plan import CaseSpec, Selection, make_plan
 from assay.run.zygote import FOR_HOSTS
 
 LIBRARIES = {"transformers": "hf"}  # what can be audited -> how its targets begin
@@ -35,6 +37,7 @@ EXAMPLES = 4  # a property: enough for a verdict, which takes three that are dec
 LEFT_TO_CHECK = ("greedy_generation_agrees_with_and_without_cache", "caches_do_not_touch_each_other",
                  "the_seed_decides_the_weights", "any_sequence_of_cache_operations_gives_what_one_pass_gives")
 UNFINISHED = "not finished"
+FOR_REPORT = ("declaration", "cases", "left", "results")  # of a row, not told in the table
 RED = ("fail", "crash", "timeout", "out-of-memory", "harness-error")
 
 
@@ -50,6 +53,10 @@ class Row:
     messages: dict[str, str] = field(default_factory=dict)  # of what failed
     left_out: dict[str, str] = field(default_factory=dict)  # property -> why it is not planned
     seconds: float = 0.0  # from its start to its end
+    declaration: dict[str, Any] = field(default_factory=dict)
+    cases: Sequence[CaseSpec] = ()  # planned
+    left: Sequence[Mapping[str, str]] = ()  # out of the plan
+    results: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def failing(self) -> list[str]:
@@ -63,8 +70,8 @@ class Row:
             "conformant" if 2 * decided >= len(self.statuses) else "inconclusive"
 
     def to_json(self) -> dict[str, Any]:
-        """One line of the report."""
-        return asdict(self) | {"failing": self.failing}
+        """One line of the table."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in FOR_REPORT} | {"failing": self.failing}
 
 
 def targets(library: str, only: Sequence[str] = ()) -> list[str]:
@@ -133,6 +140,8 @@ def _judged(row: Row, zygote: Zygote, name: str, declaration: Declaration, setti
     planned = make_plan([declaration], [made for made in registry.properties(declaration.kind)
                                         if made.id.partition("/")[2] not in LEFT_TO_CHECK], Selection(devices=("cpu",)))
     row.left_out = {one["property"]: one["reason"] for one in planned.left_out}
+    row.declaration, row.cases, row.left = declaration.to_json(), planned.cases, planned.left_out
+    properties = planned.properties
     target = {"target": name, "kind": declaration.kind, "isolated": True, "memory": MEMORY, "declarations": [declaration.to_json()]}
     judge, running = zygote.judge({"targets": [target], "settings": asdict(settings)}), ""
     try:
@@ -141,11 +150,20 @@ def _judged(row: Row, zygote: Zygote, name: str, declaration: Declaration, setti
             judge.send(asdict(case), deadline)
             result = judge.receive(deadline)
             row.statuses[running] = result["status"]
+            row.results.append(result)
             if result["status"] != "pass":
                 row.messages[running] = result["message"]
     except TimeoutError:  # of the whole type, on a machine that others may load: what was not reached is not known
         row.reason = f"{UNFINISHED}: its time was over in {running}"
     except ConnectionError:
         row.statuses[running], row.messages[running] = "harness-error", "its judge ended"
+        row.results += [_ended(case, properties[case.property]) for case in planned.cases if case.property == running]
     finally:
         judge.kill()  # and with it the host
+
+
+def _ended(case: CaseSpec, prop: Property) -> dict[str, Any]:
+    """The result of a case whose judge ended."""
+    return dict(events.result(
+        id=case.id, property=prop.id, statements=prop.statements, implementation=case.implementation, device=case.device,
+        dtype=case.dtype, status="harness-error", sentence=prop.sentence, message="its judge ended"))

@@ -13,8 +13,10 @@ from assay.contract.kinds import KINDS
 from assay.contract.loading import load
 from assay.errors import UsageError
 from assay.impls import _hf_families, hf_causal_lm
+from assay.report import html, jsonl
 from assay.run import audit
 from assay.run.audit import Row
+from assay.run.audit_report import BUILDING, as_report
 
 Call = Callable[..., tuple[int, str, str]]
 NARROW = ("--profile", "quick", "--isolate", "never", "--workers", "1", "--quiet",
@@ -94,7 +96,7 @@ def test_a_cache_that_is_not_used_is_found(monkeypatch: pytest.MonkeyPatch, assa
 
 
 # ------------------------------------------------------------------------------------------------ the audit
-def test_an_audit_writes_a_table(assay: Call, tmp_path: Path) -> None:
+def test_an_audit_writes_a_table_and_a_report(assay: Call, tmp_path: Path) -> None:
     code, out, err = assay("audit", "transformers", "--only", "gpt2", "--workers", 1, "--timeout", 300, "--out", tmp_path)
     assert code == 0, err
     assert "1 model type, 1 built" in out
@@ -102,6 +104,18 @@ def test_an_audit_writes_a_table(assay: Call, tmp_path: Path) -> None:
     assert [row["type"] for row in rows] == ["gpt2"] and rows[0]["verdict"] == "conformant"
     text = next(tmp_path.glob("audit-*.md")).read_text()
     assert "gpt2 | yes | conformant" in text and "evidence" in text
+    report = jsonl.read(tmp_path)
+    assert report.footer and not report.missing and report.footer["counts"]["pass"] > 10 and not report.footer["counts"]["fail"]
+    assert {one["implementation"] for one in report.results} == {"hf:gpt2"}
+    assert "hf:gpt2" in (tmp_path / "report.html").read_text()
+
+
+def test_a_type_that_is_not_built_is_left_out_of_the_reports_plan_and_says_why() -> None:
+    report = as_report([Row("odd", reason="ImportError: no")], command="assay audit", seed=0, seconds=1)
+    assert report.plan["left_out"] == [
+        {"property": BUILDING, "implementation": "odd", "reason": "ImportError: no", "status": "not-supported"}]
+    assert report.summary["verdict"] == "inconclusive"
+    assert "ImportError: no" in html.render(report)
 
 
 @pytest.mark.parametrize(("arguments", "said"), [(("tranformers",), "did you mean transformers"),
