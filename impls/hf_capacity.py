@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import os
+import warnings
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import assay
 from assay.impls._modules import bare, installed, late, run
@@ -13,6 +15,13 @@ from assay.impls.grouped_moe import gated
 REQUIRES = ("transformers",)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 VERSION, URL = installed("transformers"), "https://github.com/huggingface/transformers"
+
+
+def routed(module: nn.Module, w_router: Tensor, tokens: Tensor) -> Any:
+    """One call of a router, which casts its matrix to float32 on the way and so makes torch warn of a gradient it does not keep."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*not a leaf Tensor", UserWarning)
+        return run(module, {"classifier.weight": w_router.float()}, tokens)
 
 
 def weighed(tokens: Tensor, combine: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
@@ -34,7 +43,7 @@ def switch(x: Tensor, w_router: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Te
         d_model=x.shape[-1], num_experts=w_router.shape[0], expert_capacity=capacity, router_jitter_noise=0.0)
     library = late("transformers.models.switch_transformers.modeling_switch_transformers")
     module = bare(library.SwitchTransformersTop1Router, settings).eval()
-    index, probability, _ = run(module, {"classifier.weight": w_router.float()}, tokens[None])
+    index, probability, _ = routed(module, w_router, tokens[None])
     return weighed(tokens, (index * probability)[0], w_gate, w_up, w_down).reshape(x.shape)
 
 
@@ -51,5 +60,5 @@ def nllb(
         d_model=x.shape[-1], num_experts=w_router.shape[0], expert_capacity=capacity, second_expert_policy="all",
         normalize_router_prob_before_dropping=True, batch_prioritized_routing=False, moe_eval_capacity_token_fraction=-1.0)
     module = bare(late("transformers.models.nllb_moe.modeling_nllb_moe").NllbMoeTop2Router, settings).eval()
-    _, combine, _ = run(module, {"classifier.weight": w_router.float()}, tokens)
+    _, combine, _ = routed(module, w_router, tokens)
     return weighed(tokens, combine, w_gate, w_up, w_down).reshape(x.shape)

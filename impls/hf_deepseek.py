@@ -16,6 +16,7 @@ REQUIRES = ("transformers",)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 Weights = Mapping[str, Any]  # by the call's names
 Turn = Callable[[Any, int], Any]  # (configuration, turned width) -> the module's position embeddings
+EVEN = range(2, 8193, 2)  # V2 views pairs as complex numbers, for which the strides must be even
 VERSION, URL = installed("transformers"), "https://github.com/huggingface/transformers"
 
 
@@ -45,9 +46,10 @@ def attended(version: int, weights: Weights, num_heads: int, positions: Tensor |
     turns, compressed = weights["w_kv_a"].shape[0] - kept, weights["w_q_a"]
     name = f"deepseek_v{version}"
     configuration: Any = getattr(late(f"transformers.models.{name}.configuration_{name}"), f"DeepseekV{version}Config")(
-        hidden_size=x.shape[-1], num_attention_heads=num_heads, num_key_value_heads=num_heads, kv_lora_rank=kept,
+        hidden_size=num_heads * x.shape[-1], num_attention_heads=num_heads, num_key_value_heads=num_heads, kv_lora_rank=kept,
         q_lora_rank=None if compressed is None else compressed.shape[0], qk_rope_head_dim=turns, v_head_dim=width,
         qk_nope_head_dim=weights["w_kv_b"].shape[0] // num_heads - width, **settings)
+    configuration.hidden_size = x.shape[-1]  # which V2 wants a multiple of the heads when it is made, and nowhere else
     configuration._attn_implementation = "eager"
     module = bare(getattr(late(f"transformers.models.{name}.modeling_{name}"), f"DeepseekV{version}Attention"), configuration, 0)
     queries = {"q_proj.weight": weights["w_q"]} if compressed is None else {
@@ -79,15 +81,14 @@ def latent_v3(
     return attended(3, weights, num_heads, positions, causal, turn, rope_interleave=pairing == "interleaved")
 
 
-@assay.implements("latent_attention", name="hf-deepseek-v2-attention", lacks={"empty"}, version=VERSION, url=URL)
+@assay.implements("latent_attention", name="hf-deepseek-v2-attention", lacks={"empty"}, limits={"D": EVEN, "Lk": EVEN},
+                  version=VERSION, url=URL)
 def latent_v2(
     x: Tensor, w_q: Tensor, w_kv_a: Tensor, w_kv_norm: Tensor, w_kv_b: Tensor, w_o: Tensor, *, num_heads: int,
     w_q_a: Tensor | None = None, w_q_norm: Tensor | None = None, positions: Tensor | None = None, base: float = 10000.0,
     causal: bool = False,
 ) -> Tensor:
     """`DeepseekV2Attention`: pairs are complex numbers, turned in float32, which are views where the tokens are float32 already."""
-    if x.shape[-1] % num_heads:
-        raise NotImplementedError(f"num_heads={num_heads} must divide C = {x.shape[-1]}: the configuration asks for it")
     widths = w_kv_a.shape[0], w_q.shape[0] // num_heads
     if x.dtype == torch.float32 and (widths[0] % 2 or widths[1] % 2):
         raise NotImplementedError(f"rows of w_kv_a, and of w_q a head, {widths}, must be even: pairs are viewed as complex")

@@ -133,7 +133,7 @@ def output_is_the_formula(moe: Subject, example: Example) -> None:
 
 
 @spec.holds("X-CAP-2", kills=("dropped_token_passes", "capacity_ignored", "overflow_to_the_next_expert"),
-            rests_on=(conduct["form"],), examples=5, given={**SOME, "capacity": (1, 2), "crowd": True, "K": (1, 2), "T": (5, 7)})
+            rests_on=(conduct["form"],), examples=5, given={**SOME, "capacity": (1, 2), "K": (1, 2), "T": (5, 7), "family": PLAIN})
 def tokens_turned_away_by_all_give_zeros(moe: Subject, example: Example) -> None:
     """A token for which none of its experts has room gives exactly zeros: what it was is left to the residual."""
     found = fates(moe, example)
@@ -282,7 +282,7 @@ def router_gradient_comes_through_what_is_kept(moe: Subject, example: Example) -
 
 @spec.holds("X-CAP-3", kills=("gradient_of_the_dropped", "upstream_taken_for_ones"), gradient=True,
             rests_on=(gradients_are_the_formula,), examples=5,
-            given={**SOME, "capacity": (1, 2), "crowd": True, "K": (1, 2), "T": (5, 7), "E": at_least(2)})
+            given={**SOME, "capacity": (1, 2), "K": (1, 2), "T": (5, 7), "E": at_least(2), "family": PLAIN})
 def tokens_turned_away_get_and_give_no_gradient(moe: Subject, example: Example) -> None:
     """From a token that all its experts turn away no gradient reaches any argument: exactly zero."""
     found = fates(moe, example)
