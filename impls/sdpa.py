@@ -9,6 +9,7 @@ What each does on CPU (torch 2.13, found by recording what reaches the dispatche
 | value width other than D; a last stride other than 1; a mask with 3 axes | yes | "No available kernel" |
 | Tq, Tk or B of 0 | zeros or nothing, no kernel runs | zeros or nothing, no kernel runs |
 | row without keys, by mask, by bias or Tk = 0 | zeros, finite gradients | zeros, finite gradients |
+| Tk = 0 and queries whose sum overflows | NaN (reports/findings/sdpa_no_keys.md) | the same |
 | NaN or infinity behind a mask | spreads | spreads |
 | `is_causal` with Tq != Tk | aligned top-left | aligned top-left |
 
