@@ -103,7 +103,7 @@ conduct = add_conduct(spec)
     "query_latent_not_normalised", "query_norm_weight_ignored", "query_norm_of_another_eps", "values_before_keys",
     "key_rows_of_all_heads_first", "query_rotary_rows_first", "expansion_transposed", "output_transposed", "first_heads_expansion",
     "positions_ignored", "key_not_turned", "query_not_turned", "key_turned_backwards", "key_turned_twice", "unturned_part_turned",
-    "positions_taken_for_the_index", "base_ignored", "pairing_exchanged", "pairing_of_the_key_exchanged",
+    "base_ignored", "pairing_exchanged", "pairing_of_the_key_exchanged",
     "frequencies_of_the_whole_head", "rotary_key_of_first_head", "rotary_key_of_first_sample", "rotary_key_shared_out",
     "rotary_part_left_out", "scale_of_the_unturned_part", "scale_of_the_values", "scale_of_the_latent", "parts_scaled_apart",
     "unscaled", "scale_ignored", "causal_ignored", "causal_sees_next", "always_causal", "negated", "zeros"),
@@ -144,7 +144,8 @@ def without_the_rotary_part_positions_do_not_matter(attention: Subject, example:
     assert attention(**flat) == attention.exact(**flat.without("positions", "pairing", "base"))
 
 
-@spec.holds("X-MLA-2", kills=("key_not_turned", "query_not_turned", "key_turned_backwards", "key_turned_twice"),
+@spec.holds("X-MLA-2", kills=("key_not_turned", "query_not_turned", "key_turned_backwards", "key_turned_twice",
+                              "positions_taken_for_the_index"),
             rests_on=(conduct["form"],), needs=("positions",), examples=5, given={**TURNED, **TELLING})
 def only_distances_of_positions_matter(attention: Subject, example: Example) -> None:
     """Five added to every position changes nothing."""
