@@ -246,6 +246,14 @@ class CacheForgetsOldest(Model):
         return new if old is None else torch.cat([new[:, :, :0], old.roll(-1, 2), new], 2)
 
 
+@planted(fault, "the cache has room for 32 tokens: what is older is lost")
+class CacheOfThirtyTwo(Model):
+    def joined(self, old: Tensor | None, new: Tensor) -> Tensor:
+        whole = super().joined(old, new)
+        held = torch.arange(whole.shape[2], device=whole.device) >= whole.shape[2] - 32
+        return whole if old is None else torch.where(held[:, None], whole, 0.0)
+
+
 @planted(fault, "the cache of one layer serves all", "BUG-123")
 class CacheSharedByLayers(Model):
     def attention(self, h: Tensor, w: dict[str, Tensor], depth: int, positions: Tensor, cache: Cache, grown: Cache,

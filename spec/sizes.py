@@ -1,0 +1,155 @@
+"""Sizes beyond those that the other properties draw: more heads, rows and columns, wider heads, longer sequences.
+
+A kernel cuts its work at sizes of its own: 128 channels, 64 heads, 256 keys, 16 rows a partial sum. What lies beyond the first cut
+is what these properties look at, one axis at a time, the others small, so that an example stays cheap.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.cases import Example
+from assay.properties import Specification
+from assay.spec import (
+    alibi,
+    packed_attention,
+    paged_attention,
+    rms_norm,
+    sink_attention,
+    softmax,
+)
+from assay.spec.conduct import formula
+from assay.subject import Subject
+
+EXAMPLES = 3  # drawn besides those of the boundary
+FAMILIES = ("integers", "normal")
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """One property: the kind at sizes beyond the usual along some axes.
+
+    rests_on: the property that says what is right at the usual sizes. given: sizes and options of its examples.
+    """
+
+    spec: Specification
+    name: str
+    sentence: str
+    statement: str
+    kills: tuple[str, ...]
+    given: Mapping[str, Any]
+    rests_on: str = "output_is_the_formula"
+    needs: tuple[str, ...] = field(default=())
+
+
+TILES = (64, 16, 32, 128, 48, 63, 65, 96, 112)
+HEADS, WIDE, LONG = (9, 16, 40), (96, 128, 160, 256), (300, 513)
+# Values whose bars stay small over many channels, also in bfloat16.
+TAME: Mapping[str, Any] = {"family": ("positive", "small")}
+TINY: Mapping[str, Any] = {"B": 1, "H": (1, 2), "D": (2, 4), "Dv": (2, 4)}
+UNMASKED: Mapping[str, Any] = {"mask": "none", "bias": "none"}
+
+
+def _attention(spec: Specification, statement: str, rests_on: str) -> Sequence[Beyond]:
+    """Kinds of attention over dense keys."""
+    few: Mapping[str, Any] = {"Tq": (1, 2), "Tk": (3, 2), "D": 2, "Dv": 2}
+    free = {"lengths": "free"} if "lengths" in spec.cases.flags else {}
+    unmasked = {name: choice for name, choice in UNMASKED.items() if name in spec.cases.flags}
+    return (
+        Beyond(spec, "many_heads_are_right", "With up to 40 heads every one is the formula's, and so are its gradients.",
+               statement, ("beyond_8_heads",), {**few, **unmasked, "B": 1, "H": HEADS, "G": (1, 2, 4, 3, *HEADS)}, rests_on),
+        Beyond(spec, "many_samples_are_right", "With up to 17 samples every one is the formula's, and so are its gradients.",
+               statement, ("beyond_8_samples",), {**few, **unmasked, "B": (9, 17), "H": (1, 2)}, rests_on),
+        Beyond(spec, "wide_heads_are_right", "Heads of up to 256 channels give the formula, and its gradients.", statement,
+               ("beyond_128_channels",), {**unmasked, **TAME, "B": 1, "H": (1, 2), "Tq": (1, 2, 3), "Tk": (3, 5), "D": WIDE,
+                                          "Dv": WIDE},
+               rests_on),
+        Beyond(spec, "many_keys_are_right", "Over some hundred keys every output is the formula's, and so are the gradients.",
+               statement, ("beyond_256_keys",), {**TINY, **free, **unmasked, "Tq": (1, 2, 3), "Tk": LONG}, rests_on,
+               ("cross_lengths",)),
+    )
+
+
+def _decoding(spec: Specification, statement: str, kills: tuple[str, ...]) -> Sequence[Beyond]:
+    """What kernels have paths of their own for: one query, and lengths that fill their tiles."""
+    small: Mapping[str, Any] = {"B": (1, 2), "H": (1, 2), "D": (2, 4), "Dv": (2, 4)}
+    return (
+        Beyond(spec, "one_query_over_many_keys_is_right", "A single query, as in decoding, gives the formula with every option.",
+               statement, kills[:1], {**small, "Tq": 1, "Tk": (33, 65, 129, 257, 17), "lengths": "free"}, needs=("cross_lengths",)),
+        Beyond(spec, "causal_squares_beside_tiles_are_right", "Causal attention over as many queries as keys gives the formula at, "
+               "below and above multiples of 16, 32, 64 and 128.", statement, kills[1:],
+               {"B": 1, "H": 1, "D": (1, 2), "Dv": (1, 2), "Tq": TILES, "Tk": TILES, "lengths": "equal", "causal": True},
+               needs=("causal",)),
+    )
+
+
+def _rows(spec: Specification, statement: str) -> Sequence[Beyond]:
+    """Norms over the last axis."""
+    return (
+        Beyond(spec, "many_rows_are_right", "With some hundred tokens every one is normalised, and all of them count in the "
+               "gradients of the weights.", statement, ("beyond_64_rows",),
+               {"rank": ("tokens", "batch"), "T": (65, 130, 300), "B": 1, "C": (2, 3, 4)}),
+        Beyond(spec, "wide_rows_are_right", "Tokens of some thousand features give the formula, and its gradients.", statement,
+               ("beyond_2048_columns",), {"rank": ("tokens", "vector"), "T": 1, "B": 1, "C": (2050, 4099)}),
+    )
+
+
+def _others() -> Sequence[Beyond]:
+    return (
+        Beyond(softmax.spec, "many_rows_are_right", "With some hundred rows every one of them is the formula's.", "SM-2",
+               ("beyond_64_rows",), {"B": (65, 130, 300), "C": (2, 3, 5), "axis": ("last", "first"), "masked": ("none", "some")}),
+        Beyond(softmax.spec, "wide_rows_are_right", "Rows of some thousand entries give the formula, and its gradient.", "SM-2",
+               ("beyond_2048_columns",), {"B": (1, 2), "C": (2050, 4099), "axis": ("last", "first"), "masked": ("none", "some")}),
+        Beyond(paged_attention.spec, "many_tokens_are_right", "Sequences of hundreds of tokens, in more than 256 blocks, give "
+               "attention over exactly their tokens.", "PAG-1", ("beyond_256_blocks", "beyond_64_tokens"),
+               {"B": 1, "H": 1, "D": (2, 4), "Dv": (2, 4), "S": (1, 2, 16), "T": (129, 300, 400), "lengths": ("full", "mixed")},
+               "output_is_attention_over_the_blocks"),
+        Beyond(paged_attention.spec, "many_heads_are_right", "With up to 40 heads every one of them is the formula's.", "PAG-1",
+               ("beyond_8_heads",), {"B": 1, "H": HEADS, "T": (3, 5), "D": 2, "Dv": 2}, "output_is_attention_over_the_blocks"),
+        Beyond(paged_attention.spec, "many_sequences_are_right", "With up to 17 sequences every one of them is the formula's.",
+               "PAG-1", ("beyond_8_sequences",), {"B": (9, 17), "H": (1, 2), "T": (3, 5), "D": 2, "Dv": 2},
+               "output_is_attention_over_the_blocks"),
+        Beyond(paged_attention.spec, "wide_heads_are_right", "Heads of up to 256 channels give the formula.", "PAG-1",
+               ("beyond_128_channels",), {**TAME, "B": 1, "H": (1, 2), "T": (3, 5), "D": WIDE, "Dv": WIDE},
+               "output_is_attention_over_the_blocks"),
+        Beyond(packed_attention.spec, "many_sequences_are_right", "With up to 17 sequences each attends within itself.", "X-PACK-1",
+               ("beyond_8_sequences",), {"B": (9, 17), "H": (1, 2), "Tq": (2, 3), "Tk": (2, 3, 4), "D": 2, "Dv": 2}),
+        Beyond(packed_attention.spec, "many_keys_are_right", "Sequences of some hundred keys give the formula, and its gradients.",
+               "X-PACK-1", ("beyond_128_keys",),
+               {"B": (1, 2), "H": 1, "Tq": (2, 3), "Tk": (129, 300, 513), "D": 2, "Dv": 2, "keys": "other",
+                "lengths": ("equal", "mixed")}, needs=("cross_lengths",)),
+        Beyond(alibi.spec, "many_heads_have_their_slopes", "With up to 130 heads each has the slope of the formula.", "ALI-1",
+               ("beyond_64_heads",), {"H": (40, 64, 65, 96, 130), "Tq": (1, 3), "Tk": (3, 5)}, "bias_is_the_formula"),
+    )
+
+
+def _agrees(subject: Subject, example: Example) -> None:
+    """Output and, where they are claimed, gradients lie within the bars of the formula."""
+    formula(subject, example)
+    if not (subject.declaration.claims("gradients") and subject.kind.differentiable):
+        return
+    found, exact = subject.gradients(**example), subject.exact_gradients(**example)
+    for name, gradient in found.items():
+        assert gradient == exact[name]
+
+
+def _add(beyond: Beyond) -> None:
+    def prop(subject: Subject, example: Example) -> None:
+        _agrees(subject, example)
+
+    spec = beyond.spec
+    prop.__name__, prop.__doc__, prop.__module__ = beyond.name, beyond.sentence, __name__
+    families = tuple(name for name in FAMILIES if name in spec.cases.families)
+    types = ("float32",) if spec.kind == "alibi" else None  # no input has a type to follow
+    spec.holds(beyond.statement, kills=beyond.kills, rests_on=(beyond.rests_on,), needs=beyond.needs, dtypes=types,
+               given={"family": families, "layout": ("contiguous", "head_last"), **beyond.given}, examples=EXAMPLES)(prop)
+
+
+TABLE: tuple[Beyond, ...] = (
+    *_decoding(sink_attention.spec, "X-SINK-1", ("decoding_ignores_window", "last_row_of_full_tiles")),
+    *_attention(sink_attention.spec, "X-SINK-1", "output_is_the_formula"),
+    *_rows(rms_norm.spec, "RMS-1"), *_others(),
+)
+for _one in TABLE:
+    _add(_one)
