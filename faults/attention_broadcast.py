@@ -1,0 +1,50 @@
+"""Planted faults of attention: masks and biases that broadcast, strides of another argument."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from assay.faults.attention_parts import Options, attend, planted
+
+
+def _first(given: Tensor | None, axis: int, other: int) -> Tensor | None:
+    """The first slice along an axis of a mask that has entries along it, and none along the other."""
+    if given is None or given.dim() != 4 or given.shape[other] != 1:
+        return given
+    return given.narrow(axis, 0, 1) if given.shape[axis] > 1 else given
+
+
+@planted("a mask (1,H,…) is read as its first head's")
+def mask_by_head_read_as_first_head(q: Tensor, k: Tensor, v: Tensor, o: Options) -> Tensor:
+    return attend(q, k, v, replace(o, mask=_first(o.mask, 1, 0)))
+
+
+@planted("a mask (B,1,…) is read as its first sample's")
+def mask_by_sample_read_as_first_sample(q: Tensor, k: Tensor, v: Tensor, o: Options) -> Tensor:
+    return attend(q, k, v, replace(o, mask=_first(o.mask, 0, 1)))
+
+
+@planted("a mask (H,Tq,Tk) is read as its first head's")
+def three_axes_read_as_one(q: Tensor, k: Tensor, v: Tensor, o: Options) -> Tensor:
+    mask = o.mask[:1] if o.mask is not None and o.mask.dim() == 3 else o.mask
+    return attend(q, k, v, replace(o, mask=mask))
+
+
+@planted("a bias (1,H,…) is read as its first head's")
+def bias_by_head_read_as_first_head(q: Tensor, k: Tensor, v: Tensor, o: Options) -> Tensor:
+    return attend(q, k, v, replace(o, bias=_first(o.bias, 1, 0)))
+
+
+@planted("a bias (B,1,…) is read as its first sample's")
+def bias_by_sample_read_as_first_sample(q: Tensor, k: Tensor, v: Tensor, o: Options) -> Tensor:
+    return attend(q, k, v, replace(o, bias=_first(o.bias, 0, 1)))
+
+
+@planted("values are read with the strides of the keys where the shapes are the same")
+def values_read_with_strides_of_keys(q: Tensor, k: Tensor, v: Tensor, o: Options) -> Tensor:
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(k.shape, k.stride(), strict=True))
+    held = v.untyped_storage().nbytes() // v.element_size() - v.storage_offset()
+    if k.shape == v.shape and k.numel() and reach <= held:
+        v = v.as_strided(k.shape, k.stride())
+    return attend(q, k, v, o)
