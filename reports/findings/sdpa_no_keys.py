@@ -16,6 +16,7 @@ for dtype, size in ((torch.float16, 4e4), (torch.bfloat16, 3e38), (torch.float32
         found[rows] = scaled_dot_product_attention(query, key, key).flatten().tolist()
     far = torch.tensor([size, size, 0.0], dtype=dtype).reshape(3, 1, 1, 1)  # three sequences: the last is nothing but a zero
     apart = scaled_dot_product_attention(far, key.expand(3, 1, 0, 1), key.expand(3, 1, 0, 1)).flatten().tolist()
-    print(f"{dtype}: one query of {size:g} gives {found[1]}, two give {found[2]}; a batch of {size:g}, {size:g} and 0 gives {apart}")
+    print(f"{dtype}: one query of {size:g} gives {found[1]}, two give {found[2]}; "
+          f"a batch of {size:g}, {size:g} and 0 gives {apart}")
     fault |= found[1] == [0.0] and found[2] != [0.0, 0.0]
 raise SystemExit(int(fault))
