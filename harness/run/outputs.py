@@ -65,8 +65,8 @@ def _held(ship: Ship) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes, so that NaN equals itself."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.dtype != torch.bool else tensor
+    """The bytes, so that NaN equals itself. A copy of one element has a stride of 1, whatever the stride of that element was."""
+    return tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
 def _take_apart(result: Any) -> tuple[str, list[Any]]:

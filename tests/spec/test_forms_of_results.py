@@ -38,3 +38,18 @@ def test_a_result_of_another_form_fails_and_is_no_fault_of_ours(function: Callab
     found = {case.property.partition("/")[2]: bench.run(case) for case in plan.cases}
     assert found["results_have_the_right_form"]["status"] == "fail"
     assert "harness-error" not in {one["status"] for one in found.values()}
+
+
+def strided(x: Tensor, *, dim: int = -1) -> Tensor:
+    """One column of a wider result: a single element may have any stride."""
+    found = torch.softmax(x, dim)
+    return torch.stack([found] * 5, -1)[..., 2]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_view_of_any_stride_is_a_result(dtype: str) -> None:
+    made = declare("softmax", strided, name="mine", origin="test", dtypes=(dtype,))
+    wanted = [f"softmax/{name}" for name in ("earlier_calls_do_not_matter", "copies_compute_the_same", "gradient_is_the_formula")]
+    plan = make_plan([made], registry.properties("softmax"), Selection(only=tuple(wanted)))
+    bench = Bench([{"isolated": False, "declared": [made]}], Settings(profile="quick", shrink_tries=0), None)
+    assert [bench.run(case)["status"] for case in plan.cases] == ["pass"] * 3
