@@ -2,19 +2,15 @@
 beyond it; where the axis is the output's too, in the tail alone."""
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from assay.faults.conduct import mapped
+from assay.faults.sizes import Place, plant_sizes
 from assay.registry import fault, reference
 
-WRONG = 1.125
-Place = tuple[str, int, int, int | None]  # argument, its axis, the last size that is right, axis of the result with the wrong tail
 _TOKENS: Place = ("x", -2, 64, -2)
 _FEED: Mapping[str, Place] = {"beyond_64_tokens": _TOKENS, "beyond_128_features": ("x", -1, 128, None)}
 _ROUTER_LOSS: Mapping[str, Place] = {"beyond_256_tokens": ("logits", 0, 256, None), "beyond_64_experts": ("logits", 1, 64, None)}
@@ -44,41 +40,7 @@ PLACES: Mapping[str, Mapping[str, Place]] = {
 }
 
 
-def beyond(result: Any, argument: Any, place: Place) -> Any:
-    """The right result; wrong where the argument's size lies beyond the last that is right."""
-    _, axis, last, tail = place
-    if isinstance(argument, Tensor):
-        size = argument.shape[axis] if -argument.dim() <= axis < argument.dim() else 0
-    else:
-        size = int(argument)
-    if size <= last:
-        return result
-
-    def bent(out: Tensor) -> Tensor:
-        if tail is None:
-            return out * WRONG
-        kept = torch.arange(out.shape[tail], device=out.device) < last
-        return torch.where(kept.reshape([-1, *[1] * (out.dim() - 1 - tail % out.dim())]), out, out * WRONG)
-
-    return mapped(result, bent)
-
-
-def _plant(kind: str, name: str, place: Place) -> None:
-    right = getattr(reference(kind), kind)
-    signature = inspect.signature(right)
-
-    @functools.wraps(right)
-    def wrong(*args: Any, **kwargs: Any) -> Any:
-        given = dict(signature.bind(*args, **kwargs).arguments)
-        return beyond(right(**given), given[place[0]], place)
-
-    wrong.__name__ = name
-    fault(kind, summary=f"an eighth off {name.replace('_', ' ')}, right before that")(wrong)
-
-
-for _kind, _places in PLACES.items():
-    for _name, _place in _places.items():
-        _plant(_kind, _name, _place)
+plant_sizes(PLACES)
 
 
 @fault("moe", summary="an expert takes its first 50 tokens and turns the others away, which is not declared", origin="BUG-172")

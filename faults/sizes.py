@@ -23,14 +23,18 @@ _DENSE: Mapping[str, Place] = {
 }
 _FEATURES: Mapping[str, Place] = {"beyond_64_rows": ("x", -2, 64, -2), "beyond_2048_columns": ("x", -1, 2048, -1)}
 PLACES: Mapping[str, Mapping[str, Place]] = {
-    "sink_attention": _DENSE,
+    "attention": _DENSE, "blockwise_attention": _DENSE, "sink_attention": _DENSE,
     "paged_attention": {
         "beyond_256_blocks": ("k_cache", 0, 256, None), "beyond_64_tokens": ("lengths", 0, 64, None),
         "beyond_8_heads": ("q", 1, 8, 1), "beyond_8_sequences": ("q", 0, 8, 0), "beyond_128_channels": ("q", 2, 128, None),
     },
     "packed_attention": {"beyond_8_sequences": ("cu_seqlens_q", 0, 9, None), "beyond_128_keys": ("k", 0, 128, None)},
+    "multi_head_attention": {"beyond_8_heads": ("num_heads", 0, 8, None), "beyond_64_tokens": ("x", 1, 64, 1)},
+    "rotary": {"beyond_4_heads": ("x", 1, 4, 1), "beyond_32_tokens": ("x", 2, 32, 2), "beyond_128_channels": ("x", 3, 128, 3)},
     "softmax": {"beyond_64_rows": ("x", 0, 64, 0), "beyond_2048_columns": ("x", -1, 2048, -1)},
-    "rms_norm": _FEATURES,
+    "layer_norm": _FEATURES, "rms_norm": _FEATURES,
+    "batch_norm": {"beyond_256_rows": ("x", 0, 256, 0), "beyond_128_features": ("x", 1, 128, 1)},
+    "sinusoidal": {"beyond_512_channels": ("dim", 0, 512, -1), "beyond_128_positions": ("positions", 0, 128, 0)},
     "alibi": {"beyond_64_heads": ("num_heads", 0, 64, 0)},
 }
 
@@ -73,6 +77,13 @@ def _plant(kind: str, name: str, change: Callable[[Callable[..., Any], dict[str,
     fault(kind, summary=summary)(wrong)
 
 
+def plant_sizes(places: Mapping[str, Mapping[str, Place]]) -> None:
+    """One fault for each kind and place."""
+    for kind, those in places.items():
+        for name, place in those.items():
+            _plant(kind, name, functools.partial(beyond, place=place), f"an eighth off {name.replace('_', ' ')}, right before that")
+
+
 def decoding_ignores_window(right: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """A single query sees all keys: the path for decoding does not know the window."""
     return right(**arguments if arguments["q"].shape[2] != 1 else {**arguments, "window": None})
@@ -88,9 +99,7 @@ def last_row_of_full_tiles(right: Callable[..., Any], arguments: dict[str, Any])
     return torch.where(last[:, None], result * WRONG, result)
 
 
-for _change in (decoding_ignores_window, last_row_of_full_tiles):
-    _plant("sink_attention", _change.__name__, _change, _change.__doc__ or "")
-
-for _kind, _places in PLACES.items():
-    for _name, _place in _places.items():
-        _plant(_kind, _name, functools.partial(beyond, place=_place), f"an eighth off {_name.replace('_', ' ')}, right before that")
+for _kind in ("attention", "sink_attention"):
+    for _change in (decoding_ignores_window, last_row_of_full_tiles):
+        _plant(_kind, _change.__name__, _change, _change.__doc__ or "")
+plant_sizes(PLACES)

@@ -236,7 +236,9 @@ class Cases:
         """What each letter, flag, `family` and `layout` may be, after claims, limits and the property's `given`."""
         found: dict[str, tuple[Any, ...]] = {}
         for letter, sizes in self.dims.items():
-            found[letter] = _chosen(given.get(letter, ANY), self._sizes(letter, sizes, claims))
+            rule = given.get(letter, ANY)
+            listed = tuple(size for size in rule if claims.allows(letter, size)) if isinstance(rule, tuple) else ()
+            found[letter] = listed or _chosen(rule, self._sizes(letter, sizes, claims))
         for flag, choices in self.flags.items():
             found[flag] = _chosen(given.get(flag, ANY), self._choices(flag, choices, claims))
         found["family"] = _chosen(given.get("family", ANY), self.families)

@@ -158,7 +158,8 @@ def _wrongness(made: registry.Fault) -> float:
     return worst
 
 
-WRONG_VALUES = [made for made in FAULTS if made.id not in SAME_VALUES | CHANGES_ITS_INPUT | NOT_PROBED]
+WRONG_VALUES = [made for made in FAULTS if made.id not in SAME_VALUES | CHANGES_ITS_INPUT | NOT_PROBED
+                and "/beyond_" not in made.id]  # right up to a size that these probes do not reach
 
 
 @pytest.mark.parametrize("made", WRONG_VALUES, ids=lambda made: made.id)

@@ -56,5 +56,6 @@ def test_a_planted_fault_breaks_the_machine(machine: type[Machine], id: str) -> 
 
 @pytest.mark.parametrize(("machine", "kind"), WAYS)
 def test_the_reference_and_right_ways_pass(machine: type[Machine], kind: str) -> None:
-    for id in (f"{kind}/reference", *(one.id for one in registry.benigns(kind))):
+    able = [one.id for one in registry.benigns(kind) if "cache" not in one.declaration.lacks]
+    for id in (f"{kind}/reference", *able):
         run(machine, id, examples=RIGHT)
