@@ -79,13 +79,14 @@ def _attention(spec: Specification, statement: str, rests_on: str) -> Sequence[B
 
 def _decoding(spec: Specification, statement: str, kills: tuple[str, ...]) -> Sequence[Beyond]:
     """What kernels have paths of their own for: one query, and lengths that fill their tiles."""
+    uncapped = {"softcap": None} if "softcap" in spec.cases.flags else {}
     small: Mapping[str, Any] = {"B": 1, "H": (1, 2), "D": 2, "Dv": (2, 4)}
     return (
         Beyond(spec, "one_query_over_many_keys_is_right", "A single query, as in decoding, gives the formula with every option.",
                statement, kills[:1], {**small, "Tq": 1, "Tk": (257, 65), "lengths": "free"}, needs=("cross_lengths",)),
         Beyond(spec, "causal_squares_beside_tiles_are_right", "Causal attention over as many queries as keys gives the formula at, "
                "below and above multiples of 64.", statement, kills[1:],
-               {"B": 1, "H": 1, "D": 2, "Dv": 2, "Tq": TILES, "Tk": TILES, "lengths": "equal", "causal": True},
+               {"B": 1, "H": 1, "D": 2, "Dv": 2, "Tq": TILES, "Tk": TILES, "lengths": "equal", "causal": True, **uncapped},
                needs=("causal",)),
     )
 
@@ -130,9 +131,10 @@ def _others() -> Sequence[Beyond]:
                 "lengths": ("equal", "mixed")}, needs=("cross_lengths",)),
         Beyond(multi_head_attention.spec, "many_heads_are_right", "With up to 24 heads every one is the formula's, and so are the "
                "gradients.", "MHA-1", ("beyond_8_heads",),
-               {**seen, "B": 1, "H": (9, 24), "G": (1, 9, 24), "Tq": (2, 1), "Tk": "Tq", "D": (1, 2)}),
+               {**seen, "B": 1, "H": (10, 24, 16), "G": "H", "Tq": (2, 1), "Tk": "Tq", "D": (2, 1)}),
         Beyond(multi_head_attention.spec, "many_tokens_are_right", "Some hundred tokens give the formula, and its gradients.",
-               "MHA-1", ("beyond_64_tokens",), {**seen, "B": 1, "H": 1, "Tq": (65, 100), "Tk": "Tq", "D": 2, "context": False}),
+               "MHA-1", ("beyond_64_tokens",),
+               {**seen, "B": 1, "H": 2, "G": "H", "Tq": (65, 100), "Tk": "Tq", "D": 2, "context": False}),
         Beyond(rotary.spec, "many_heads_are_turned", "With up to 33 heads every one of them is turned.", "ROPE-1",
                ("beyond_4_heads",), {"B": 1, "H": (5, 8, 33), "T": (1, 2), "D": (4, 2)}),
         Beyond(rotary.spec, "many_tokens_are_turned", "Some hundred tokens are turned, each by its own position.", "ROPE-1",
