@@ -30,7 +30,7 @@ class Whole(Model):
         """Logits after saving and loading."""
         return self.saved()(ids)
 
-    def through(self, ids: Tensor, kernel: str, *, mask: Tensor | None = None) -> Tensor:
+    def through(self, ids: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """Logits with another kernel: here there is one."""
         return self(ids, mask=mask)
 
@@ -74,7 +74,7 @@ def table_lost_on_saving(*, seed: int) -> Whole:
 def kernel_without_causal_mask(*, seed: int) -> Whole:
     """With the second kernel a query sees later keys: tokens in reverse stand for them."""
     class Faulty(Whole):
-        def through(self, ids: Tensor, kernel: str, *, mask: Tensor | None = None) -> Tensor:
+        def through(self, ids: Tensor, *, mask: Tensor | None = None) -> Tensor:
             seen = self(ids, mask=mask)
             return seen + 0.1 * self(ids.flip(1)).flip(1)
     return Faulty(seed)

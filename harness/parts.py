@@ -36,8 +36,8 @@ class Recorder:
             key: value for key, value in named.items() if not isinstance(value, Tensor)}
         self._stack.append((module, Seen(name, module, tensors, others)))
 
-    def after(self, module: nn.Module, out: Any, is_head: bool) -> None:
-        """What the module is, now that it has answered."""
+    def after(self, is_head: bool, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        """What the module is, now that it has answered; what it was given was written down before."""
         while self._stack and self._stack[-1][0] is not module:
             self._stack.pop()
         if not self._stack:
@@ -82,22 +82,14 @@ def record(model: nn.Module, call: Callable[[], Any], skip: int = 0) -> tuple[An
     outer = getattr(model, "get_output_embeddings", lambda: None)()
     with ExitStack() as stack, torch.no_grad():
         for name, module in model.named_modules():
-            hooks = (module.register_forward_pre_hook(functools.partial(_before, recorder, name), with_kwargs=True),
-                     module.register_forward_hook(functools.partial(_after, recorder, module is outer)))
+            hooks = (module.register_forward_pre_hook(functools.partial(recorder.before, name), with_kwargs=True),
+                     module.register_forward_hook(functools.partial(recorder.after, module is outer)))
             for hook in hooks:
                 stack.callback(hook.remove)
         stack.enter_context(_functions(model, recorder))
         call()
     found = [*recorder.parts, *recorder.unknown()]
     return ([part.told() for part in found], *(tensor for part in found for tensor in part.tensors.values()))
-
-
-def _before(recorder: Recorder, name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-    recorder.before(name, module, args, named)
-
-
-def _after(recorder: Recorder, is_head: bool, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-    recorder.after(module, out, is_head)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ Nothing is judged here, see `spec/part_verdicts.py`. A module that is none of th
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 EPSILON = ("eps", "variance_epsilon", "epsilon", "layer_norm_eps", "norm_eps")
 ACTIVATION = ("act_fn", "act", "activation_fn", "activation", "intermediate_act_fn", "activation_func", "act_func", "hidden_act")
 SCALE = ("embed_scale", "scalar_embed_scale", "embedding_multiplier")
-FORGOTTEN = -1e30  # what a float mask adds, from here down, hides a key
+MEANT = ("position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k")  # attentions are handed them; the mask says it already
 ACTIVATIONS = {  # type or function -> name in the specification
     "SiLU": "silu", "SiLUActivation": "silu", "silu": "silu", "swish": "silu", "ReLU": "relu", "relu": "relu",
     "GELUActivation": "gelu", "gelu": "gelu", "GELUTanh": "gelu_tanh", "PytorchGELUTanh": "gelu_tanh",
@@ -39,9 +39,14 @@ class Part:
     sure: bool = False
 
     def told(self) -> dict[str, Any]:
-        """All but the tensors, as JSON."""
+        """All but the tensors, of which the names, as JSON."""
         return {"name": self.name, "type": self.type, "kind": self.kind, "options": self.options, "reason": self.reason,
                 "sure": self.sure, "tensors": list(self.tensors)}
+
+    @property
+    def sort(self) -> tuple[Any, ...]:
+        """What parts of one variant have in common."""
+        return self.type, self.kind, frozenset(self.tensors) - {"mask"}, self.options.get("modes", "")
 
     @property
     def size(self) -> int:
@@ -219,12 +224,27 @@ def head(seen: Seen) -> Part | str:
 
 
 # ------------------------------------------------------------------------------------------------ functions
+def unknown(given: Mapping[str, Any], known: Sequence[str]) -> list[str]:
+    """Tensors and numbers that an attention is handed, and that are none of these nor said by the mask."""
+    return sorted(name for name, value in given.items() if name not in (*known, *MEANT) and isinstance(value, (Tensor, float)))
+
+
+def seen_and_bias(mask: Tensor) -> dict[str, Tensor]:
+    """A mask of the library's as the contract has it: which keys are seen, and what is added to their scores where that is not 0.
+
+    What hides a key is the type's lowest number, to which a bias may have been added: all below half of it does.
+    """
+    if mask.dtype == torch.bool:
+        return {"mask": mask}
+    added = mask if mask.is_floating_point() else mask.float()
+    seen = added > torch.finfo(added.dtype).min / 2
+    return {"mask": seen} | ({"bias": torch.where(seen, added, 0.0)} if bool((added[seen] != 0).any()) else {})
+
+
 def eager_attention_forward(name: str, args: tuple[Any, ...], named: dict[str, Any], out: Any) -> Part:
     """The attention of a layer: (module, query, key, value, mask, scaling) → (out (B,T,H,D), weights)."""
     given = dict(zip(("module", "query", "key", "value", "attention_mask", "scaling", "dropout"), args, strict=False)) | named
-    known = {"module", "query", "key", "value", "attention_mask", "scaling", "dropout", "softcap", "sliding_window", "position_ids",
-             "is_causal", "cache_position", "use_cache", "output_attentions", "return_dict", "output_hidden_states"}
-    more = sorted(key for key, value in given.items() if key not in known and isinstance(value, (Tensor, float)))
+    more = unknown(given, ("query", "key", "value", "attention_mask", "scaling", "dropout", "softcap"))
     part = Part(name, "eager_attention_forward", "attention")
     mask = given.get("attention_mask")
     if more:
@@ -233,10 +253,7 @@ def eager_attention_forward(name: str, args: tuple[Any, ...], named: dict[str, A
         return Part(name, part.type, reason="attention of another shape")
     part.tensors = {"q": given["query"], "k": given["key"], "v": given["value"]}
     if isinstance(mask, Tensor):
-        mask = mask[..., : given["key"].shape[-2]]
-        part.tensors["mask"] = mask if mask.dtype == torch.bool else mask > FORGOTTEN
-        if mask.is_floating_point() and bool((mask[part.tensors["mask"]] != 0).any()):
-            part.tensors["bias"] = torch.where(part.tensors["mask"], mask, 0.0)
+        part.tensors |= seen_and_bias(mask[..., : given["key"].shape[-2]])
     scale, cap = given.get("scaling"), given.get("softcap")
     scale = getattr(given.get("module"), "scaling", None) if scale is None else scale
     part.options = {"scale": float(scale) if scale is not None else None, "softcap": float(cap) if cap else None}

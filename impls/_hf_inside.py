@@ -19,11 +19,9 @@ from assay.contract.kinds import quoted
 from assay.contract.loading import load
 from assay.errors import UsageError
 from assay.impls._modules import late
+from assay.recognition import seen_and_bias, unknown
 
 KIND = "attention"
-HIDDEN = -1e30  # what a float mask adds, from here down, hides a key
-MEANT = ("position_ids", "cache_position", "sliding_window", "is_causal", "output_attentions", "use_cache", "cu_seq_lens_q",
-         "cu_seq_lens_k")  # what models hand over besides, and the mask says already
 _NUMBERS = itertools.count()
 
 
@@ -68,11 +66,11 @@ class Plug:
 
     def _scored(self, query: Tensor, scaling: float | None, options: dict[str, Any]) -> dict[str, Any]:
         """How scores are scaled and capped; what the contract has no word for is not implemented."""
-        known = (*MEANT, "softcap")
-        more = sorted(name for name, value in options.items() if name not in known and isinstance(value, (Tensor, float)))
+        more = unknown(options, ("softcap",))
         if more:
             raise NotImplementedError(f"the model hands over {', '.join(more)}, which attention does not take")
-        wanted = {"scale": None if scaling is None or math.isclose(scaling, query.shape[-1] ** -0.5) else scaling,
+        usual = query.shape[-1] ** -0.5, 1 / math.sqrt(query.shape[-1])
+        wanted = {"scale": None if scaling in (None, *usual) else scaling,
                   "softcap": options.get("softcap")}
         for name, value in wanted.items():
             if value is not None and not self.declaration.claims(name):
@@ -85,11 +83,8 @@ class Plug:
         causal = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
         if given is None:
             given = causal if queries > 1 and getattr(module, "is_causal", True) else torch.ones_like(causal)
-        given = given[..., :keys]
-        seen = given if given.dtype == torch.bool else given > HIDDEN
-        found: dict[str, Any] = {}
-        if given.is_floating_point() and bool((given[seen] != 0).any()):
-            found["bias"] = torch.where(seen, given, 0.0)
+        found: dict[str, Any] = seen_and_bias(given[..., :keys])
+        seen = found.pop("mask")
         claims, aligned = self.declaration.claims, self.declaration.conventions.get("causal_alignment") == "bottom_right"
         if bool((seen == causal).all()) and claims("causal") and (aligned or queries == keys):
             found["causal"] = True

@@ -39,8 +39,6 @@ TASKS: Final[Mapping[str, Task]] = {
     "seq2seq": Task("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "sequence-to-sequence model",
                     frozenset({"left_padding", "refused_ids"})),
 }
-
-
 _PADDED = {"pad_token_id": 1}  # a field that takes no None, or positions that count from it
 OWN: Final[Mapping[str, Mapping[str, Any]]] = dict.fromkeys(
     ("ibert", "longformer", "luke", "mpnet", "nomic_bert", "flaubert", "fsmt", "led", "m2m_100", "nllb-moe", "seamless_m4t",
@@ -85,7 +83,8 @@ def of_task(task: str, model_type: str) -> Declaration:
         raise UsageError(f"target={quoted(name)} has no decoder of its own: sound and text go in as one sequence; give another")
     takes, lacks = set(inspect.signature(make.forward).parameters), set(TASKS[task].lacks)
     lacks |= {"mask"} if not takes.intersection(("attention_mask", "decoder_attention_mask")) else set()
-    lacks |= {"left_padding"} if "position_ids" not in takes else {"cache"} if not takes.intersection(CACHES) else set()
+    lacks |= {"left_padding"} if "position_ids" not in takes else set()
+    lacks |= {"cache"} if not takes.intersection(CACHES) else set()
     lacks |= TRAITS.get(model_type, (frozenset(),))[0]
     offers = OFFERS - {"kernels"} if task == "seq2seq" else OFFERS
     return declare(KIND, factory, name=name, dtypes=("float32",), devices=("cpu",), lacks=lacks, offers=offers, version=VERSION,

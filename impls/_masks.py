@@ -1,7 +1,7 @@
 """What a query may see, as the libraries want it: one boolean grid instead of mask, causal and window."""
 from __future__ import annotations
 
-from torch import Tensor, arange
+from torch import Tensor, arange, finfo, where
 
 
 def visible(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, window: int | tuple[int, int] | None) -> Tensor | None:
@@ -21,3 +21,8 @@ def visible(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, window: int
 def four_axes(grid: Tensor) -> Tensor:
     """The same grid with leading axes of length 1, since some kernels count the axes before they broadcast."""
     return grid[(None,) * (4 - grid.dim())]
+
+
+def lowest(grid: Tensor | None, like: Tensor) -> Tensor | None:
+    """What Hugging Face adds to scores: the type's lowest number where a key is hidden, so that a row without keys is a mean."""
+    return None if grid is None else where(grid, like.new_zeros(()), finfo(like.dtype).min)

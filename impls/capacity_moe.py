@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import assay
-from assay.impls.grouped_moe import gated
+from assay.impls.grouped_moe import best, gated
 
 
 @assay.implements("capacity_moe", name="gshard-dispatch", version=torch.__version__)
@@ -19,11 +19,7 @@ def dispatched(
 ) -> Tensor:
     """A mask over (token, expert, place) sends tokens to their places and weighs what comes back; empty places hold zeros."""
     tokens, experts = x.flatten(0, 1), w_router.shape[0]
-    if not 1 <= top_k <= experts:
-        raise ValueError(f"top_k={top_k} must lie in 1 … E = {experts}, got {top_k}; choose at least one expert and at most all")
-    scores = F.linear(tokens, w_router)
-    chosen = torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :top_k]
-    weights, room = scores.gather(-1, chosen).softmax(-1), min(capacity, tokens.shape[0])
+    (weights, chosen), room = best(tokens, w_router, top_k), min(capacity, tokens.shape[0])
     queue = F.one_hot(chosen, experts)  # (N,K,E)
     queue = queue if priority == "token" else queue.transpose(0, 1)
     place = (queue.flatten(0, 1).cumsum(0).reshape(queue.shape) - queue).masked_fill(queue == 0, room)

@@ -27,11 +27,7 @@ def routed(x: Tensor, w_router: Tensor, experts: Shared, top_k: int, shared: Sha
            run: Callable[..., Tensor]) -> Tensor:
     """The mixture, given how all experts are run on rows in their order: run(rows, ends, w_gate, w_up, w_down)."""
     tokens, number = x.reshape(-1, x.shape[-1]), w_router.shape[0]
-    if not 1 <= top_k <= number:
-        raise ValueError(f"top_k={top_k} must lie in 1 … E = {number}, got {top_k}; choose at least one expert and at most all")
-    scores = F.linear(tokens, w_router)
-    chosen = torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :top_k]  # ties go to the lower index
-    weights = scores.gather(-1, chosen).softmax(-1)
+    weights, chosen = best(tokens, w_router, top_k)
     order = torch.argsort(chosen.flatten(), stable=True)  # copies of tokens by expert: copy n·K + j is token n's j-th choice
     ends = chosen.flatten().bincount(minlength=number).cumsum(0)
     own = run(tokens[order // top_k], ends, *experts)
@@ -41,6 +37,16 @@ def routed(x: Tensor, w_router: Tensor, experts: Shared, top_k: int, shared: Sha
     if shared is not None:
         out = out + gated(tokens, *shared)
     return out.reshape(x.shape)
+
+
+def best(tokens: Tensor, w_router: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """(N,K) weights of the best experts of each token, and which they are; ties go to the lower index."""
+    number = len(w_router)
+    if not 1 <= top_k <= number:
+        raise ValueError(f"top_k={top_k} must lie in 1 … E = {number}, got {top_k}; choose at least one expert and at most all")
+    scores = F.linear(tokens, w_router)
+    chosen = torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :top_k]
+    return scores.gather(-1, chosen).softmax(-1), chosen
 
 
 def by_segments(sent: Tensor, ends: list[int], w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:

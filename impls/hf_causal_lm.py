@@ -51,8 +51,8 @@ def resolve(name: str, kind: str | None = None) -> list[Declaration]:
     talk.set_verbosity_error()
     talk.disable_progress_bar()
     task, colon, model_type = name.partition(":")
-    if colon and plugged is None and task in ("masked", "seq2seq"):
-        return [late("assay.impls._hf_tasks").of_task(task, model_type)]
+    if colon and plugged is None and task in (tasks := late("assay.impls._hf_tasks")).TASKS:
+        return [tasks.of_task(task, model_type)]
     if "/" in name or os.path.isdir(name):
         return [of_folder(name, plugged)]
     return [of_type(name, plugged)]
@@ -236,8 +236,9 @@ class Adapter:
         out: Tensor = self._run(self._others["reloaded"], ids, None, 0, {}).logits
         return out
 
-    def through(self, ids: Tensor, kernel: str, *, mask: Tensor | None = None) -> Tensor:
-        """Logits with another attention in force, by the library's name for it; asked of the model whether it is."""
+    def through(self, ids: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        """Logits with another attention of the library's in force: its formula instead of the user's own, else torch's kernel."""
+        kernel = "eager" if self.plugged else "sdpa"
         if kernel not in self._others:
             self._others[kernel] = self._with(kernel)
         out: Tensor = self._run(self._others[kernel], ids, mask, 0, {}).logits

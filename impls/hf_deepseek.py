@@ -10,6 +10,7 @@ from torch import Tensor
 
 import assay
 from assay.impls import hf_llama
+from assay.impls._masks import lowest, visible
 from assay.impls._modules import bare, installed, late, run
 
 REQUIRES = ("transformers",)
@@ -39,8 +40,7 @@ def sigmoid_router(
     return found, indices
 
 
-def attended(version: int, weights: Weights, num_heads: int, positions: Tensor | None, causal: bool, turn: Turn,
-             **settings: Any) -> Tensor:
+def attended(version: int, weights: Weights, num_heads: int, causal: bool, turn: Turn, **settings: Any) -> Tensor:
     """The attention module of one version, on the call's tokens and weights; `turn` gives what it wants of positions."""
     x, width, kept = weights["x"], weights["w_o"].shape[1] // num_heads, weights["w_kv_norm"].shape[0]
     turns, compressed = weights["w_kv_a"].shape[0] - kept, weights["w_q_a"]
@@ -54,7 +54,7 @@ def attended(version: int, weights: Weights, num_heads: int, positions: Tensor |
     module = bare(getattr(late(f"transformers.models.{name}.modeling_{name}"), f"DeepseekV{version}Attention"), configuration, 0)
     queries = {"q_proj.weight": weights["w_q"]} if compressed is None else {
         "q_a_proj.weight": compressed, "q_a_layernorm.weight": weights["w_q_norm"], "q_b_proj.weight": weights["w_q"]}
-    mask = x.new_full((x.shape[1], x.shape[1]), torch.finfo(x.dtype).min).triu(1) if causal else None
+    mask = lowest(visible(x, x, None, causal, None), x)
     out: Tensor = run(module.eval(), {
         **queries, "kv_a_proj_with_mqa.weight": weights["w_kv_a"], "kv_a_layernorm.weight": weights["w_kv_norm"],
         "kv_b_proj.weight": weights["w_kv_b"], "o_proj.weight": weights["w_o"],
@@ -71,14 +71,10 @@ def latent_v3(
     pairing: str = "interleaved", causal: bool = False,
 ) -> Tensor:
     """`DeepseekV3Attention`, pairs by `rope_interleave`."""
-    def turn(_: Any, width: int) -> tuple[Tensor, Tensor]:
-        if positions is None:
-            return x.new_ones(1, x.shape[1], width), x.new_zeros(1, x.shape[1], width)
-        return hf_llama.tables(x, positions, width, hf_llama.rope_parameters(base, None))
-
     weights = {"x": x, "w_q": w_q, "w_kv_a": w_kv_a, "w_kv_norm": w_kv_norm, "w_kv_b": w_kv_b, "w_o": w_o, "w_q_a": w_q_a,
                "w_q_norm": w_q_norm}
-    return attended(3, weights, num_heads, positions, causal, turn, rope_interleave=pairing == "interleaved")
+    return attended(3, weights, num_heads, causal, lambda _, width: hf_llama.turns(x, positions, width, base),
+                    rope_interleave=pairing == "interleaved")
 
 
 @assay.implements("latent_attention", name="hf-deepseek-v2-attention", lacks={"empty"}, limits={"D": EVEN, "Lk": EVEN},
@@ -102,5 +98,4 @@ def latent_v2(
 
     weights = {"x": x, "w_q": w_q, "w_kv_a": w_kv_a, "w_kv_norm": w_kv_norm, "w_kv_b": w_kv_b, "w_o": w_o, "w_q_a": w_q_a,
                "w_q_norm": w_q_norm}
-    return attended(2, weights, num_heads, positions, causal, turn,
-                    rope_parameters={"rope_type": "default", "rope_theta": base})
+    return attended(2, weights, num_heads, causal, turn, rope_parameters={"rope_type": "default", "rope_theta": base})

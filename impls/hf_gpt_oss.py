@@ -4,11 +4,10 @@ from __future__ import annotations
 import os
 from types import SimpleNamespace
 
-import torch
 from torch import Tensor
 
 import assay
-from assay.impls._masks import visible
+from assay.impls._masks import lowest, visible
 from assay.impls._modules import installed, late
 
 REQUIRES = ("transformers",)
@@ -21,9 +20,7 @@ def sink_attention(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *, causal: bool = False, window: int | None = None, scale: float | None = None
 ) -> Tensor:
     """`eager_attention_forward`; the mask is added as the lowest number of the type, as the model's masks are."""
-    grid = visible(q, k, None, causal, window)
-    lowest = torch.finfo(q.dtype).min
-    mask = None if grid is None else torch.zeros(grid.shape, dtype=q.dtype, device=q.device).masked_fill(~grid, lowest)
+    mask = lowest(visible(q, k, None, causal, window), q)
     module = SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], sinks=sinks, training=False)
     scaling = q.shape[-1] ** -0.5 if scale is None else scale
     out: Tensor = late("transformers.models.gpt_oss.modeling_gpt_oss").eager_attention_forward(module, q, k, v, mask, scaling)[0]

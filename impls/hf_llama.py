@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import assay
-from assay.impls._masks import visible
+from assay.impls._masks import lowest, visible
 from assay.impls._modules import bare, installed, late, run
 
 REQUIRES = ("transformers",)
@@ -48,8 +48,7 @@ def eager(
     scale: float | None = None,
 ) -> Tensor:
     """`eager_attention_forward` under the mask that `eager_mask` would build."""
-    seen = visible(q, k, mask, causal, window)
-    added = None if seen is None else torch.where(seen, q.new_zeros(()), torch.finfo(q.dtype).min)
+    added = lowest(visible(q, k, mask, causal, window), q)
     scaling = q.shape[-1] ** -0.5 if scale is None else scale
     out: Tensor = library().eager_attention_forward(layer(q, k), q, k, v, added, scaling=scaling)[0]
     return out.transpose(1, 2)
@@ -100,6 +99,14 @@ def tables(x: Tensor, positions: Tensor, width: int, rope: str) -> tuple[Tensor,
     embedding = library().LlamaRotaryEmbedding(settings(width, rope)).to(x.device)
     cos, sin = embedding(x, torch.atleast_2d(positions))
     return cos, sin
+
+
+def turns(x: Tensor, positions: Tensor | None, width: int, base: float) -> tuple[Tensor, Tensor]:
+    """The same for tokens (…, T, C) and an unscaled base; where there are no positions, what leaves all as it is."""
+    if positions is None:
+        shape = 1, x.shape[-2], width
+        return x.new_ones(shape), x.new_zeros(shape)
+    return tables(x, positions, width, rope_parameters(base, None))
 
 
 @assay.implements("rotary", name="hf-llama-rotary", conventions={"pairing": "half"},

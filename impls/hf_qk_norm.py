@@ -9,7 +9,7 @@ from torch import Tensor
 
 import assay
 from assay.impls import hf_llama
-from assay.impls._masks import visible
+from assay.impls._masks import lowest, visible
 from assay.impls._modules import bare, installed, late, run
 
 REQUIRES = ("transformers",)
@@ -36,12 +36,8 @@ def attended(name: str, title: str, q: Tensor, k: Tensor, v: Tensor, w_q: Tensor
     module = bare(getattr(late(f"transformers.models.{name}.modeling_{name}"), f"{title}Attention"), configuration, 0).eval()
     parameters = {"q_proj.weight": eye[: ends[0]], "k_proj.weight": eye[ends[0]: ends[1]], "v_proj.weight": eye[ends[1]: ends[2]],
                   "o_proj.weight": eye[:, : ends[0]], "q_norm.weight": w_q, "k_norm.weight": w_k}
-    grid = visible(q, k, None, causal, window)
-    mask = None if grid is None else torch.where(grid, q.new_zeros(()), torch.finfo(q.dtype).min)
-    if positions is None:
-        turn = (q.new_ones(1, length, width), q.new_zeros(1, length, width))
-    else:
-        turn = hf_llama.tables(q, positions, width, hf_llama.rope_parameters(base, None))
+    mask = lowest(visible(q, k, None, causal, window), q)
+    turn = hf_llama.turns(q, positions, width, base)
     out: Tensor = run(module, parameters, tokens, position_embeddings=turn, attention_mask=mask)[0]
     return out[..., : ends[0]].reshape(batch, length, heads, width).transpose(1, 2)
 

@@ -14,7 +14,7 @@ from assay.impls._modules import installed, late
 
 REQUIRES = ("onnx", "onnxruntime")
 OPSET = 23
-TYPES = {"float32": "FLOAT", "float16": "FLOAT16", "int64": "INT64", "bool": "BOOL"}
+TYPES = {"float32": "FLOAT", "int64": "INT64", "bool": "BOOL"}
 VERSION, URL = installed("onnxruntime"), "https://github.com/microsoft/onnxruntime"
 OPTIONS: dict[str, Any] = {"dtypes": ("float32",), "devices": ("cpu",), "grad": False, "version": VERSION, "url": URL}
 
@@ -81,9 +81,8 @@ def rotary(x: Tensor, positions: Tensor, *, base: float = 10000.0, pairing: str 
     frequencies = 1.0 / base ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
     angles = torch.atleast_2d(positions).float()[..., None] * frequencies
     angles = angles.expand(x.shape[0], *angles.shape[1:])
-    part = None if rotary_dim is None else rotary_dim
     return run("RotaryEmbedding", {"x": x, "cos": angles.cos(), "sin": angles.sin()}, interleaved=int(pairing == "interleaved"),
-               rotary_embedding_dim=part)
+               rotary_embedding_dim=rotary_dim)
 
 
 @assay.implements("embedding", name="onnx-gather", **OPTIONS)

@@ -1,7 +1,7 @@
 """What must hold of what a library's model has besides the call, where it is offered: its loss, saving, several kernels.
 
 loss: `loss(ids, labels)`, position t scored against label t + 1, -100 left out. saving: `reloaded(ids)`, logits of the model that
-was saved and loaded. kernels: `through(ids, kernel, mask=None)`, logits with another attention in force.
+was saved and loaded. kernels: `through(ids, mask=None)`, logits with another attention in force.
 """
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from assay.spec.causal_lm_cases import model_of, same
 from assay.subject import Subject
 
 IGNORED = -100
-KERNELS = ("sdpa",)
 
 
 @spec.holds("LM-2", kills=("loss_not_shifted", "loss_counts_ignored"), needs=("loss",), rests_on=(logits_score_every_word,),
@@ -59,7 +58,6 @@ def every_kernel_gives_the_same(lm: Subject, example: Example) -> None:
     ids = model.ids(example)
     mask = None if example.mask is None else example.mask[:, : ids.shape[1]]
     plain = model.measured(ids, mask)
-    for kernel in KERNELS:
-        given = {"ids": ids, "kernel": kernel} | ({} if mask is None else {"mask": mask})
-        left, right = same(model.ask("through", given, grad_mode=False).outputs[0], plain, mask)
-        assert left == right
+    given = {"ids": ids} | ({} if mask is None else {"mask": mask})
+    left, right = same(model.ask("through", given, grad_mode=False).outputs[0], plain, mask)
+    assert left == right

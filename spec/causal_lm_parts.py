@@ -9,25 +9,19 @@ from assay.cases import Example
 from assay.errors import NotExercisedError
 from assay.ledger import equal
 from assay.numbers.bound import Bounded
+from assay.recognition import Part
 from assay.spec.causal_lm import logits_score_every_word, spec
 from assay.spec.causal_lm_cases import Model, model_of
-from assay.spec.part_formulas import Part
-from assay.spec.part_verdicts import judged, read
+from assay.spec.part_verdicts import gathered, judged
 from assay.subject import Subject
 
 FEW = {"B": (1, 2), "T": (3, 5), "S": 2, "padding": "none"}
 
 
 def parts_of(model: Model, example: Example) -> list[Part]:
-    """All parts of one full pass, asked for until each has come."""
-    ids, found = model.ids(example), list[Part]()
-    while True:
-        told, *tensors = model.ask("parts", {"ids": ids, "skip": len(found)}, grad_mode=False).outputs
-        new = read(told, tensors)[len(found):]
-        more = next((place for place, part in enumerate(new) if part.kind and not part.options.get("kept")), len(new))
-        found += new[: max(more, 1)]
-        if more >= len(new):
-            return found
+    """All parts of one full pass."""
+    ids = model.ids(example)
+    return gathered(lambda skip: model.ask("parts", {"ids": ids, "skip": skip}, grad_mode=False).outputs)
 
 
 @spec.holds("ATT-1", "ROPE-1", "LN-1", "RMS-1", "FFN-1", "GLU-1", "LM-1",

@@ -5,7 +5,7 @@ A kind has variants, such as a norm's weight as it is or as an offset from one; 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,34 +13,15 @@ from torch import Tensor
 
 from assay import registry
 from assay.numbers.forms import Form
+from assay.recognition import Part
 
 ROPE = {"default": (), "linear": ("factor",), "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor"),
         "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
         "longrope": ("short_factor", "long_factor", "factor", "attention_factor")}
-
-
 SPREAD: Mapping[str, Callable[[Tensor], Tensor]] = {  # how tables of cosines and sines may be laid out
     "as given": lambda t: t, "first half, each twice": lambda t: t[..., : t.shape[-1] // 2].repeat_interleave(2, -1),
     "halves twice": lambda t: torch.cat([t, t], -1), "each twice": lambda t: t.repeat_interleave(2, -1),
 }
-
-
-@dataclass
-class Part:
-    """As `harness/parts.py` tells it. tensors are there where it was handed over."""
-
-    name: str
-    type: str
-    kind: str
-    options: Mapping[str, Any]
-    reason: str
-    sure: bool
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def sort(self) -> tuple[Any, ...]:
-        """What parts of one variant have in common."""
-        return self.type, self.kind, frozenset(self.tensors) - {"mask"}, self.options.get("modes", "")
 
 
 @dataclass
@@ -181,6 +162,8 @@ def _rotary(part: Part) -> Iterator[Variant]:
     named = {name: options[name] for name in ROPE[kind] if options.get(name) is not None}
     scaling = None if kind == "default" else {"type": kind, **named}
     if scaling is not None and kind != "linear":
+        if length is None:
+            raise UnknownError(f"rotary tables of type {kind} without original_max_position_embeddings")
         scaling["original_length"] = length
     arguments = {"positions": part.tensors["positions"], "base": float(options["rope_theta"]), "scaling": scaling}
     for name, size in (("halves twice", width), ("as given", 2 * width), ("each twice", width)):

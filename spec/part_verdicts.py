@@ -6,7 +6,7 @@ the known formulas, unless its name leaves no doubt; switches among its attribut
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,8 @@ from assay.numbers.arithmetic import Arithmetic
 from assay.numbers.bound import Bounded
 from assay.numbers.evaluate import evaluate
 from assay.numbers.forms import Form
-from assay.spec.part_formulas import VARIANTS, Part, UnknownError, Variant
+from assay.recognition import Part
+from assay.spec.part_formulas import VARIANTS, UnknownError, Variant
 
 ARITHMETIC = Arithmetic.declared({"angles": "float32", "tables": "input"})
 NAMED = ("rmsnorm", "layernorm", "rotaryembedding")  # what a class is called that can be nothing else
@@ -52,11 +53,20 @@ class Verdict:
 
 def read(told: Sequence[Mapping[str, Any]], tensors: Sequence[Tensor]) -> list[Part]:
     """Parts as a host handed them over."""
-    left, found = iter(tensors), []
-    for one in told:
-        own = {name: next(left) for name in one["tensors"]}
-        found.append(Part(one["name"], one["type"], one["kind"], one["options"], one["reason"], one["sure"], own))
-    return found
+    left = iter(tensors)
+    return [Part(**{**one, "tensors": {name: next(left) for name in one["tensors"]}}) for one in told]
+
+
+def gathered(ask: Callable[[int], tuple[Any, ...]]) -> list[Part]:
+    """All parts of one pass, asked for from where the last answer ended until each has come: ask(skip), see `harness/parts.py`."""
+    found: list[Part] = []
+    while True:
+        told, *tensors = ask(len(found))
+        new = read(told, tensors)[len(found):]
+        more = next((place for place, part in enumerate(new) if part.kind and not part.options.get("kept")), len(new))
+        found += new[: max(more, 1)]
+        if more >= len(new):
+            return found
 
 
 def judged(parts: Sequence[Part]) -> list[Verdict]:

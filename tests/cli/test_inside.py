@@ -5,15 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from assay.contract.loading import load
 from assay.errors import UsageError
 from assay.impls import hf_causal_lm
+from assay.run.judge import Settings
+from assay.run.judging import Bench
+from assay.run.plan import CaseSpec
 
 Call = Callable[..., tuple[int, str, str]]
-IDS = torch.randint(0, 97, (2, 9), generator=torch.Generator().manual_seed(1))
-LEFT = torch.tensor([[0] * 3 + [1] * 6, [1] * 9], dtype=torch.bool)
 MINE = '''
 import assay, torch
 reference = assay.get("attention", "reference")
@@ -46,15 +46,10 @@ def mine(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2"])
 def test_the_reference_inside_gives_what_the_model_gives(model_type: str) -> None:
     """Groups, windows, a cap on scores, a scale of the model's own; with padding and without."""
-    made, plain = hf_causal_lm.resolve(f"{model_type}<reference")[0].function, hf_causal_lm.of_type(model_type).function
-    assert made is not None and plain is not None
-    one, other = made(seed=0), plain(seed=0)
-    for mask in (None, LEFT):
-        calls = one.plugged.calls
-        found, expected = one(IDS, mask=mask), other(IDS, mask=mask)
-        assert one.plugged.calls > calls
-        real = LEFT if mask is not None else torch.ones_like(LEFT)
-        torch.testing.assert_close(found[real], expected[real])
+    made, = hf_causal_lm.resolve(f"{model_type}<reference")
+    bench = Bench([{"isolated": False, "declarations": [], "declared": [made]}], Settings(profile="quick", most=4), None)
+    found = bench.run(CaseSpec("causal_lm/every_kernel_gives_the_same", "causal_lm", made.name, "cpu", "float32"))
+    assert found["status"] == "pass", found["message"]
 
 
 def test_a_right_attention_is_right_inside(assay: Call, mine: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from assay import parts
 from assay.impls import hf_causal_lm
-from assay.spec.part_verdicts import Verdict, judged, read
+from assay.spec.part_verdicts import Verdict, gathered, judged
 
 IDS = torch.randint(0, 97, (2, 5), generator=torch.Generator().manual_seed(1))
 Forward = Callable[..., Tensor]
@@ -21,8 +21,7 @@ def verdicts(model_type: str, change: Callable[[nn.Module], None] = lambda model
     made: Any = hf_causal_lm.of_type(model_type).function
     adapter = made(seed=0)
     change(adapter.model)
-    told, *tensors = parts.record(adapter.model, lambda: adapter(IDS))
-    return judged(read(told, tensors))
+    return judged(gathered(lambda skip: parts.record(adapter.model, lambda: adapter(IDS), skip)))
 
 
 def wrong(found: list[Verdict]) -> list[str]:
@@ -112,14 +111,13 @@ def test_parts_are_handed_over_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     """What does not fit is asked for again, from where the last answer ended."""
     monkeypatch.setattr(parts, "TOGETHER", 20_000)
     made: Any = hf_causal_lm.of_type("llama").function
-    adapter, found, answers = made(seed=0), [], 0
-    while True:
-        told, *tensors = parts.record(adapter.model, lambda: adapter(IDS), len(found))
-        new, answers = read(told, tensors)[len(found):], answers + 1
-        kept = next((place for place, one in enumerate(new) if one.kind and not one.options.get("kept")), len(new))
-        found += new[: max(1, kept)]
-        if kept >= len(new):
-            break
-    assert answers > 1 and not wrong(judged(found))
-    assert [one.name for one in found] == [one.part.name for one in verdicts("llama")]
-    assert sum(one.status == "right" for one in judged(found)) == 14
+    adapter, skips = made(seed=0), []
+
+    def ask(skip: int) -> tuple[Any, ...]:
+        skips.append(skip)
+        return parts.record(adapter.model, lambda: adapter(IDS), skip)
+
+    found, at_once = judged(gathered(ask)), verdicts("llama")
+    assert len(skips) > 1
+    assert [(one.part.name, one.status) for one in found] == [(one.part.name, one.status) for one in at_once]
+    assert {one.status for one in found} == {"right", "unrecognised"}
