@@ -1,7 +1,7 @@
 """Conduct: what every kind must stand, whatever it computes. `add_conduct(spec)` adds these properties to a kind."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +9,15 @@ import torch
 
 from assay.cases import Cases, Example
 from assay.errors import NotExercisedError
-from assay.hosting import RESULT_BEFORE, Answer
+from assay.hosting import RESULT_BEFORE, Answer, Recipe
 from assay.ledger import fact, identical
 from assay.properties import CONDUCT, Specification
 from assay.subject import Subject
 
 LAYOUTS = ("transposed", "sliced", "offset", "expanded", "head_last")
+MIXED = ("contiguous", "transposed", "sliced", "head_last", "offset")  # dealt out to the arguments of one call, in turn
 Agreement = Callable[[Subject, Example], None]
+SINGLE = frozenset({"softmax", "sinusoidal", "dropout", "logits_filter", "sampler", "patchify", "residual"})  # one tensor
 
 # Arguments whose first axis holds entries that do not touch each other, each with the least axes at which it has that axis.
 ENTRIES: Mapping[str, Mapping[str, int]] = {
@@ -37,6 +39,15 @@ def formula(subject: Subject, example: Example) -> None:
     got, want = subject(**example), subject.exact(**example)
     for one, other in zip(_several(got), _several(want), strict=True):
         assert one == other
+
+
+def nothing_upstream(subject: Subject, example: Example) -> None:
+    """An upstream gradient of zeros gives gradients of exactly zero; that another one does not is the evidence."""
+    up = subject.upstream(**example)
+    some = subject.gradients(**example, upstream=up)
+    none = subject.gradients(**example, upstream=tuple(torch.zeros_like(one) for one in up))
+    for name, gradient in none.items():
+        assert identical(gradient.value, 0.0, witness=bool((some[name].value != 0).any()), check=f"gradient of {name}")
 
 
 def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tuple[str, ...] = (),
@@ -70,9 +81,9 @@ def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tup
         ("conduct_last_element_unwritten",))
     add("state", "global_state_is_left_alone", _state, "Random state, default type, gradient mode, threads, environment, working "
         "directory and torch itself are as before.", ("conduct_default_dtype_changed",))
-    add("layouts", "memory_layout_does_not_matter", _layouts(agree), "Transposed, sliced, offset and expanded inputs give what "
-        "contiguous ones give.", ("conduct_strides_ignored",), needs=("strided",), rests_on=(ids["form"], formula_id),
-        invariance="strides")
+    add("layouts", "memory_layout_does_not_matter", _layouts(agree), "Transposed, sliced, offset and expanded inputs, and inputs "
+        "that each lie differently, give what contiguous ones give.", ("conduct_strides_ignored", *_of_several(spec)),
+        needs=("strided",), rests_on=(ids["form"], formula_id), invariance="strides")
     add("history", "earlier_calls_do_not_matter", _history(agree, spec.cases),
         "A call with other values of the same shapes gives the result for those values, and leaves the result before it alone.",
         ("conduct_remembered_by_shape", "conduct_result_overwritten_later"), rests_on=(ids["form"], formula_id),
@@ -94,6 +105,11 @@ def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tup
         "as right as it is eagerly.", ("conduct_wrong_when_compiled",), rests_on=(ids["form"], formula_id), examples=0,
         invariance="eager / compiled", deep=True)
     return ids
+
+
+def _of_several(spec: Specification) -> tuple[str, ...]:
+    """The fault of layouts that takes two tensors, for the kinds that have them."""
+    return () if spec.kind in SINGLE else ("conduct_strides_of_the_first",)
 
 
 def _several(value: Any) -> tuple[Any, ...]:
@@ -211,7 +227,25 @@ def _layouts(agree: Agreement) -> Agreement:
         for layout in LAYOUTS:
             under = subject.under(layouts=dict.fromkeys(example, layout), upstream_layout=layout)
             agree(under, example)
+        agree(subject.under(layouts=mixed(example)), example)
     return body
+
+
+def mixed(example: Example) -> Mapping[str, str]:
+    """A layout for every tensor of the call, no two neighbours the same: what is read with another's strides comes out wrong."""
+    first = example.integer("mixed layouts", 0, len(MIXED) - 1)
+    paths = [path for name, value in example.items() for path in _tensors(name, value)]
+    return {path: MIXED[(first + place) % len(MIXED)] for place, path in enumerate(paths)}
+
+
+def _tensors(path: str, value: Any) -> Iterator[str]:
+    """Paths of all tensors of an argument, as a host names them."""
+    if isinstance(value, torch.Tensor):
+        yield path
+    held = value.parameters if isinstance(value, Recipe) else value
+    parts = held.items() if isinstance(held, Mapping) else enumerate(held) if isinstance(held, (list, tuple)) else ()
+    for key, part in parts:
+        yield from _tensors(f"{path}/{key}", part)
 
 
 def _history(agree: Agreement, cases: Cases) -> Agreement:

@@ -4,12 +4,10 @@ One axis at a time is long, the others are short, and what holds there is what t
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from assay.cases import Example
-from assay.properties import Specification
 from assay.spec import (
     block,
     cross_entropy,
@@ -32,29 +30,11 @@ from assay.spec import (
     sigmoid_router,
     unembedding,
 )
+from assay.spec.larger import Check, Larger
 from assay.spec.logits_filter_cases import agree as filtered_right
-from assay.subject import Subject
 
-EXAMPLES = 2  # drawn besides those of the boundary
+Layer = functools.partial(Larger, rests_on="results_have_the_right_form", layout="transposed", examples=2)
 MANY, WIDE = (65, 130, 300), (130, 257, 513)
-Check = Callable[[Subject, Example], None]
-
-
-@dataclass(frozen=True)
-class Larger:
-    """One property: what the checks say, where some axes are long.
-
-    output: what the kind's outputs are held by; gradient: what its gradients are held by, where they are claimed.
-    """
-
-    spec: Specification
-    name: str
-    sentence: str
-    statement: str
-    kills: tuple[str, ...]
-    given: Mapping[str, Any]
-    output: Check
-    gradient: Check | None = None
 
 
 def _feed_forward() -> Sequence[Larger]:
@@ -63,11 +43,11 @@ def _feed_forward() -> Sequence[Larger]:
     for kind, statement in ((feed_forward, "FFN-1"), (gated_feed_forward, "GLU-1")):
         checks = (kind.output_is_the_formula, kind.gradients_are_the_formula)
         rows += [
-            Larger(kind.spec, "many_tokens_are_right", "Some hundred tokens give the formula, and all count in the gradients.",
+            Layer(kind.spec, "many_tokens_are_right", "Some hundred tokens give the formula, and all count in the gradients.",
                    statement, ("beyond_64_tokens",), {**short, "T": MANY}, *checks),
-            Larger(kind.spec, "many_hidden_units_are_right", "Some hundred hidden units all count, in the output and in the "
+            Layer(kind.spec, "many_hidden_units_are_right", "Some hundred hidden units all count, in the output and in the "
                    "gradients.", statement, ("beyond_128_hidden_units",), {**short, "T": (1, 2), "F": WIDE}, *checks),
-            Larger(kind.spec, "wide_tokens_are_right", "Tokens of some hundred features give the formula, and its gradients.",
+            Layer(kind.spec, "wide_tokens_are_right", "Tokens of some hundred features give the formula, and its gradients.",
                    statement, ("beyond_128_features",), {**short, "T": (1, 2), "C": WIDE}, *checks),
         ]
     return rows
@@ -80,16 +60,16 @@ def _experts() -> Sequence[Larger]:
     tokens = "Some hundred tokens are routed, each by its own scores."
     choices = "Of some hundred experts the best are chosen, with the weights of the formula."
     return (
-        Larger(router.spec, "many_tokens_are_right", tokens, "MOE-1", ("beyond_64_tokens",), {**few, "N": MANY}, *routed),
-        Larger(router.spec, "many_experts_are_right", choices, "MOE-3", ("beyond_64_experts",),
+        Layer(router.spec, "many_tokens_are_right", tokens, "MOE-1", ("beyond_64_tokens",), {**few, "N": MANY}, *routed),
+        Layer(router.spec, "many_experts_are_right", choices, "MOE-3", ("beyond_64_experts",),
                {"N": (1, 3), "C": (4, 8), "E": (65, 130, 257), "K": (2, 8)}, *routed),
-        Larger(sigmoid_router.spec, "many_tokens_are_right", tokens, "X-SIGR-2", ("beyond_64_tokens",),
+        Layer(sigmoid_router.spec, "many_tokens_are_right", tokens, "X-SIGR-2", ("beyond_64_tokens",),
                {"E": (4, 8), "K": (2, 1), "N": MANY}, *grouped),
-        Larger(sigmoid_router.spec, "many_experts_are_right", choices, "X-SIGR-1", ("beyond_64_experts",),
+        Layer(sigmoid_router.spec, "many_experts_are_right", choices, "X-SIGR-1", ("beyond_64_experts",),
                {"N": (1, 3), "E": (72, 128, 256), "K": (2, 8)}, *grouped),
-        Larger(moe.spec, "many_tokens_are_right", "Some hundred tokens get their experts' outputs, however many want one.",
+        Layer(moe.spec, "many_tokens_are_right", "Some hundred tokens get their experts' outputs, however many want one.",
                "MOE-7", ("beyond_64_tokens", "capacity_of_fifty"), {**few, "B": 1, "F": (2, 3), "T": MANY}, *mixed),
-        Larger(moe.spec, "many_experts_are_right", "Of up to 130 experts the best are mixed, and get gradients.", "MOE-1",
+        Layer(moe.spec, "many_experts_are_right", "Of up to 130 experts the best are mixed, and get gradients.", "MOE-1",
                ("beyond_32_experts",), {"B": 1, "T": (1, 3), "C": (4, 8), "F": 2, "E": (33, 64, 130), "K": 2}, *mixed),
     )
 
@@ -99,9 +79,9 @@ def _router_losses() -> Sequence[Larger]:
     for kind, statement in ((load_balancing_loss, "X-LBL-1"), (router_z_loss, "X-ZL-1")):
         checks = (kind.output_is_the_formula, kind.gradient_is_the_formula)
         rows += [
-            Larger(kind.spec, "many_tokens_are_right", "Some hundred tokens all count, in loss and gradient.", statement,
+            Layer(kind.spec, "many_tokens_are_right", "Some hundred tokens all count, in loss and gradient.", statement,
                    ("beyond_256_tokens",), {"N": (300, 513, 1025), "E": (4, 3)}, *checks),
-            Larger(kind.spec, "many_experts_are_right", "Some hundred experts all count, in loss and gradient.", statement,
+            Layer(kind.spec, "many_experts_are_right", "Some hundred experts all count, in loss and gradient.", statement,
                    ("beyond_64_experts",), {"N": (2, 5), "E": (65, 128, 257)}, *checks),
         ]
     return rows
@@ -112,26 +92,26 @@ def _ends() -> Sequence[Larger]:
     added = (input_embedding.input_is_token_row_plus_position_row, input_embedding.gradients_sum_over_uses)
     scored = (unembedding.logits_are_the_formula, unembedding.gradients_are_the_formula)
     return (
-        Larger(embedding.spec, "many_ids_are_looked_up", "Some hundred ids are looked up, and all uses of a row have gradients.",
+        Layer(embedding.spec, "many_ids_are_looked_up", "Some hundred ids are looked up, and all uses of a row have gradients.",
                "EMB-2", ("beyond_64_ids",), {"B": 1, "T": (65, 300, 1025), "V": (5, 7, 300), "C": (2, 3), "axes": (2, 1)}, *picked),
-        Larger(embedding.spec, "wide_rows_are_looked_up", "Rows of some hundred channels come whole.", "EMB-2",
+        Layer(embedding.spec, "wide_rows_are_looked_up", "Rows of some hundred channels come whole.", "EMB-2",
                ("beyond_128_channels",), {"B": 1, "T": (2, 3), "V": (3, 5), "C": WIDE}, *picked),
-        Larger(input_embedding.spec, "many_tokens_are_right", "Some hundred tokens are embedded, each at its position.", "EMB-1",
+        Layer(input_embedding.spec, "many_tokens_are_right", "Some hundred tokens are embedded, each at its position.", "EMB-1",
                ("beyond_64_tokens",), {"B": (1, 2), "T": MANY, "C": (2, 3), "room": (3, 20)}, *added),
-        Larger(unembedding.spec, "many_words_are_scored", "Of some hundred words every one has its logit and gradient.", "LM-1",
+        Layer(unembedding.spec, "many_words_are_scored", "Of some hundred words every one has its logit and gradient.", "LM-1",
                ("beyond_128_words",), {"B": 1, "T": (1, 2), "C": (4, 5), "V": (130, 257, 1025)}, *scored),
-        Larger(unembedding.spec, "many_states_are_scored", "Some hundred states are all scored, and count in the gradients.",
+        Layer(unembedding.spec, "many_states_are_scored", "Some hundred states are all scored, and count in the gradients.",
                "LM-1", ("beyond_64_states",), {"B": 1, "T": MANY, "C": (2, 4), "V": (3, 5), "axes": (3, 2)}, *scored),
-        Larger(unembedding.spec, "wide_states_are_scored", "States of some hundred features are scored by all of them.", "LM-1",
+        Layer(unembedding.spec, "wide_states_are_scored", "States of some hundred features are scored by all of them.", "LM-1",
                ("beyond_128_features",), {"B": 1, "T": (1, 2), "C": WIDE, "V": (3, 5)}, *scored),
-        Larger(logits_filter.spec, "many_rows_are_filtered", "With some hundred rows every one is filtered by itself.", "GEN-4",
+        Layer(logits_filter.spec, "many_rows_are_filtered", "With some hundred rows every one is filtered by itself.", "GEN-4",
                ("beyond_16_rows",), {"N": (17, 65, 130), "V": (5, 8)}, filtered_right),
-        Larger(logits_filter.spec, "many_words_are_filtered", "With some hundred words those that stay are the most probable.",
+        Layer(logits_filter.spec, "many_words_are_filtered", "With some hundred words those that stay are the most probable.",
                "GEN-4", ("beyond_256_words",), {"N": (1, 2), "V": (300, 513, 1025)}, filtered_right),
-        Larger(patchify.spec, "many_patches_are_cut", "Images of some hundred patches are cut as the formula says.", "VIT-1",
+        Layer(patchify.spec, "many_patches_are_cut", "Images of some hundred patches are cut as the formula says.", "VIT-1",
                ("beyond_32_pixels_high",), {"B": 1, "Ci": (1, 2), "rows": (17, 40), "columns": (18, 33), "P": (2, 1, 3)},
                patchify.patches_are_the_formula, patchify.gradient_goes_back_to_the_pixel),
-        Larger(patchify.spec, "large_patches_are_cut", "Patches of up to 16 pixels a side, or of many channels, are cut so too.",
+        Layer(patchify.spec, "large_patches_are_cut", "Patches of up to 16 pixels a side, or of many channels, are cut so too.",
                "VIT-1", ("beyond_4_pixels_a_side", "beyond_8_channels"),
                {"B": 1, "Ci": (9, 17), "rows": (1, 2), "columns": (1, 3), "P": (16, 7, 8)},
                patchify.patches_are_the_formula, patchify.gradient_goes_back_to_the_pixel),
@@ -143,21 +123,21 @@ def _losses() -> Sequence[Larger]:
         return kind.output_is_the_formula, kind.gradient_is_the_formula
 
     return (
-        Larger(cross_entropy.spec, "many_rows_are_right", "Some hundred rows all count, in loss and gradient.", "CE-1",
+        Layer(cross_entropy.spec, "many_rows_are_right", "Some hundred rows all count, in loss and gradient.", "CE-1",
                ("beyond_128_rows",), {"N": (130, 257, 300), "V": (3, 5), "ignored": ("none", "some", "first")},
                *checks(cross_entropy)),
-        Larger(cross_entropy.spec, "many_words_are_right", "Some thousand words all count, in loss and gradient.", "CE-1",
+        Layer(cross_entropy.spec, "many_words_are_right", "Some thousand words all count, in loss and gradient.", "CE-1",
                ("beyond_2048_words",), {"N": 1, "V": (2050, 3001)}, *checks(cross_entropy)),
-        Larger(lm_loss.spec, "many_tokens_are_right", "Some hundred tokens all count, in loss and gradient.", "CE-1",
+        Layer(lm_loss.spec, "many_tokens_are_right", "Some hundred tokens all count, in loss and gradient.", "CE-1",
                ("beyond_64_tokens",), {"B": (1, 2), "T": MANY, "V": (3, 2), "prompt_lengths": ("none", "some", "zero")},
                *checks(lm_loss)),
-        Larger(lm_loss.spec, "many_samples_are_right", "A batch of up to 40 sequences counts in full.", "CE-1",
+        Layer(lm_loss.spec, "many_samples_are_right", "A batch of up to 40 sequences counts in full.", "CE-1",
                ("beyond_8_samples",), {"B": (9, 17, 40), "T": (3, 5), "V": (3, 4)}, *checks(lm_loss)),
-        Larger(preference_loss.spec, "many_pairs_are_right", "Some hundred pairs all count, in loss and gradient.", "RL-1",
+        Layer(preference_loss.spec, "many_pairs_are_right", "Some hundred pairs all count, in loss and gradient.", "RL-1",
                ("beyond_256_pairs",), {"N": (300, 513, 1025)}, *checks(preference_loss)),
-        Larger(policy_loss.spec, "many_tokens_are_right", "Some hundred tokens all count, in loss and gradient.", "RL-2",
+        Layer(policy_loss.spec, "many_tokens_are_right", "Some hundred tokens all count, in loss and gradient.", "RL-2",
                ("beyond_128_tokens",), {"B": (1, 2), "T": (130, 257, 300)}, *checks(policy_loss)),
-        Larger(policy_loss.spec, "many_samples_are_right", "A batch of up to 40 sequences counts in full.", "RL-2",
+        Layer(policy_loss.spec, "many_samples_are_right", "A batch of up to 40 sequences counts in full.", "RL-2",
                ("beyond_8_samples",), {"B": (9, 17, 40), "T": (2, 3)}, *checks(policy_loss)),
     )
 
@@ -171,34 +151,21 @@ def _models() -> Sequence[Larger]:
 
     tokens = "Some dozen tokens give the formula, and its gradients."
     return (
-        Larger(block.spec, "many_tokens_are_right", tokens, "BLK-1", ("beyond_17_tokens",), {**narrow, "T": (33, 65)},
+        Layer(block.spec, "many_tokens_are_right", tokens, "BLK-1", ("beyond_17_tokens",), {**narrow, "T": (33, 65)},
                *checks(block)),
-        Larger(block.spec, "many_heads_are_right", "With up to 12 heads every one of them is the formula's.", "BLK-1",
+        Layer(block.spec, "many_heads_are_right", "With up to 12 heads every one of them is the formula's.", "BLK-1",
                ("beyond_4_heads",), {**narrow, "H": (5, 8, 12), "G": (1, 4), "T": (2, 3)}, *checks(block)),
-        Larger(encoder.spec, "many_tokens_are_right", tokens, "ENC-1", ("beyond_16_tokens",), {**one, "T": (17, 33)},
+        Layer(encoder.spec, "many_tokens_are_right", tokens, "ENC-1", ("beyond_16_tokens",), {**one, "T": (17, 33)},
                *checks(encoder)),
-        Larger(decoder.spec, "many_tokens_are_right", tokens, "DEC-1", ("beyond_16_tokens",), {**one, "T": (17, 33), "S": (2, 3)},
+        Layer(decoder.spec, "many_tokens_are_right", tokens, "DEC-1", ("beyond_16_tokens",), {**one, "T": (17, 33), "S": (2, 3)},
                *checks(decoder)),
-        Larger(decoder.spec, "long_memories_are_read", "A memory of some dozen positions is read to its end.", "XAT-1",
+        Layer(decoder.spec, "long_memories_are_read", "A memory of some dozen positions is read to its end.", "XAT-1",
                ("beyond_16_of_memory",), {**one, "T": (1, 2), "S": (17, 33, 65)}, *checks(decoder)),
-        Larger(encoder_decoder.spec, "many_tokens_are_right", tokens, "EDM-1", ("beyond_16_tokens",),
+        Layer(encoder_decoder.spec, "many_tokens_are_right", tokens, "EDM-1", ("beyond_16_tokens",),
                {**one, "T": (17, 20), "S": (17, 33), "V": (7, 13)}, *checks(encoder_decoder)),
     )
 
 
-def _add(larger: Larger) -> None:
-    def prop(subject: Subject, example: Example) -> None:
-        larger.output(subject, example)
-        if larger.gradient is not None and subject.declaration.claims("gradients"):
-            larger.gradient(subject, example)
-
-    spec = larger.spec
-    prop.__name__, prop.__doc__, prop.__module__ = larger.name, larger.sentence, __name__
-    families = tuple(name for name in ("integers", "normal") if name in spec.cases.families)
-    spec.holds(larger.statement, kills=larger.kills, rests_on=(f"{spec.kind}/results_have_the_right_form",), examples=EXAMPLES,
-               given={"family": families, "layout": ("contiguous", "transposed"), **larger.given})(prop)
-
-
 TABLE: tuple[Larger, ...] = (*_feed_forward(), *_experts(), *_router_losses(), *_ends(), *_losses(), *_models())
 for _one in TABLE:
-    _add(_one)
+    _one.add()
