@@ -7,6 +7,7 @@ the simplest; shrinking walks towards the front of each list.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import random
@@ -23,9 +24,8 @@ from assay.contract.kinds import KINDS
 
 LAYOUTS = ("contiguous", "transposed", "sliced", "offset", "expanded", "head_last")
 SEEDS = 1 << 16
-ANY = object()  # no rule given
 BOUNDARY = 12  # boundary examples of one case at most
-TRIES = 400  # draws after which there is taken to be no example within the claims
+TRIES, MOST_TRIES = 400, 20_000  # combinations that are tried at least, and at most, for one within the claims
 
 
 @dataclass(frozen=True)
@@ -234,17 +234,20 @@ class Cases:
     # -------------------------------------------------------------------------------------------- options
     def options(self, claims: Declaration, given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
         """What each letter, flag, `family` and `layout` may be, after claims, limits and the property's `given`."""
-        found: dict[str, tuple[Any, ...]] = {}
-        for letter, sizes in self.dims.items():
-            rule = given.get(letter, ANY)
-            listed = tuple(size for size in rule if claims.allows(letter, size)) if isinstance(rule, tuple) else ()
-            found[letter] = listed or _chosen(rule, self._sizes(letter, sizes, claims))
-        for flag, choices in self.flags.items():
-            found[flag] = _chosen(given.get(flag, ANY), self._choices(flag, choices, claims))
-        found["family"] = _chosen(given.get("family", ANY), self.families)
-        layouts = self.layouts if claims.claims("strided") else ("contiguous",)
-        found["layout"] = _chosen(given.get("layout", ANY), layouts)
-        return found
+        found = {letter: self._sizes(letter, sizes, claims) for letter, sizes in self.dims.items()}
+        found |= {flag: self._choices(flag, choices, claims) for flag, choices in self.flags.items()}
+        found |= {"family": self.families, "layout": self.layouts if claims.claims("strided") else ("contiguous",)}
+        return {name: self._chosen(name, given[name], choices, claims) if name in given else choices
+                for name, choices in found.items()}
+
+    def _chosen(self, name: str, rule: Any, choices: tuple[Any, ...], claims: Declaration) -> tuple[Any, ...]:
+        """`given` narrows the choices: a value fixes, a tuple lists, a predicate filters; a letter's name means equal."""
+        if callable(rule):
+            return tuple(choice for choice in choices if rule(choice)) or choices
+        if isinstance(rule, tuple):  # whole, as far as the claims go: values beyond the kind's own too
+            settled = name == "layout" or (name in KINDS[self.kind].options and name not in claims.keywords)
+            return tuple(one for one in rule if (one in choices if settled else claims.allows(name, one))) or rule
+        return choices if isinstance(rule, str) and rule in LETTERS else (rule,)
 
     def _sizes(self, letter: str, sizes: tuple[int, ...], claims: Declaration) -> tuple[int, ...]:
         within = tuple(size for size in sizes if claims.allows(letter, size))
@@ -294,11 +297,7 @@ class Cases:
             if name not in sizes and name not in configuration.flags:
                 continue
             value = sizes.get(name, configuration.flags.get(name))
-            if isinstance(rule, str) and rule in sizes and name in sizes:
-                fits = value == sizes[rule]
-            else:
-                fits = rule(value) if callable(rule) else value in _chosen(rule, (value,))
-            if not fits:
+            if not _fits(rule, value, sizes if name in sizes else {}):
                 return False
         return True
 
@@ -320,12 +319,24 @@ class Cases:
                 yield made
 
     def possible(self, claims: Declaration, given: Mapping[str, Any]) -> bool:
-        """Whether there is any example within the claims: one of the boundary, or of some hundred others."""
+        """Whether an example within the claims can be found: one of the boundary, or of the combinations."""
         if next(self._walked(claims, given), None) is not None:
             return True
-        options, source = self.options(claims, given), random.Random(0)
-        picks = ({name: source.choice(choices) for name, choices in options.items()} for _ in range(TRIES))
-        return any(self.make(picked, seed, claims, given) is not None for seed, picked in enumerate(picks))
+        picks = enumerate(self._combinations(claims, given))
+        return any(self.make(picked, seed, claims, given) is not None for seed, picked in picks)
+
+    def _combinations(self, claims: Declaration, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """All combinations of what `given` and limits narrow (many of them, where there are too many), each with the rest drawn."""
+        options = {name: tuple(dict.fromkeys(choices)) for name, choices in self.options(claims, given).items()}
+        narrowed = [name for name in options if name in given or name in claims.limits]
+        count, source = math.prod(len(options[name]) for name in narrowed), random.Random(0)
+        rows = range(count) if count <= MOST_TRIES else [source.randrange(count) for _ in range(MOST_TRIES)]
+        for row in itertools.chain(*itertools.repeat(rows, -(-TRIES // len(rows)))):
+            picked = {name: source.choice(choices) for name, choices in options.items()}
+            for name in narrowed:
+                row, place = divmod(row, len(options[name]))
+                picked[name] = options[name][place]
+            yield picked
 
     def strategy(self, claims: Declaration, given: Mapping[str, Any]) -> st.SearchStrategy[Configuration | None]:
         """hypothesis' view of the same options; None for combinations that cannot be.
@@ -370,17 +381,13 @@ def at_least(size: int) -> Callable[[int], bool]:
     return lambda value: value >= size
 
 
-def _chosen(rule: Any, choices: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`given` narrows the choices: a value fixes, a tuple lists, a predicate filters; a letter's name means equal."""
-    if rule is ANY:
-        return choices
+def _fits(rule: Any, value: Any, sizes: Mapping[str, int]) -> bool:
+    """Whether a value is as `given` has it. sizes: of the letters that it may have to be equal to."""
     if callable(rule):
-        return tuple(choice for choice in choices if rule(choice)) or choices
-    if isinstance(rule, tuple):
-        return tuple(choice for choice in rule if choice in choices) or rule
-    if isinstance(rule, str) and rule in LETTERS:
-        return choices
-    return (rule,)
+        return bool(rule(value))
+    if isinstance(rule, str) and (rule in sizes or rule in LETTERS):
+        return bool(value == sizes.get(rule, value))
+    return value in rule if isinstance(rule, tuple) else bool(value == rule)
 
 
 def _walk(name: str, count: int, row: int) -> int:

@@ -99,7 +99,7 @@ def why_not(prop: Property, declaration: Declaration) -> str:
         if name in declaration.limits and not callable(rule) and outside:
             return f"declares limits that exclude {name}={'/'.join(str(value) for value in values)}"
     if isinstance(prop.cases, Cases) and not prop.cases.possible(declaration, prop.given):
-        return "no example of it lies within the claims and limits"
+        return "no example of it was found within the claims and limits"
     return ""
 
 

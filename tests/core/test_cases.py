@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from assay import registry
 from assay.cases import Cases, Configuration, generator
-from assay.contract.declaration import declare
+from assay.contract.declaration import Declaration, declare
 from assay.properties import Property
 from assay.run.plan import why_not
 from assay.spec.attention_cases import visible
@@ -118,6 +118,33 @@ def test_what_no_example_can_show_is_left_out_of_the_plan() -> None:
     prop = PROPERTIES["attention/scaled_scores_have_variance_one"]  # one query, two keys
     assert not why_not(prop, reference)
     assert "no example" in why_not(prop, replace(reference, lacks=frozenset({"cross_lengths"})))
+
+
+class OnePlace(Cases):
+    """A single combination of five letters can be, of some hundred thousand with what nothing narrows."""
+
+    kind = "attention"
+    dims = dict.fromkeys(("B", "H", "G", "D", "Dv"), (1, 2, 3, 4, 5))
+    flags = {"mask": ("none", "shared"), "bias": ("none", "full")}
+
+    def adapt(self, configuration: Configuration, claims: Declaration) -> Configuration | None:
+        return configuration if tuple(configuration.dims.values()) == (3, 5, 2, 4, 2) else None
+
+
+def test_the_one_combination_that_can_be_is_found_and_none_is_invented() -> None:
+    reference = next(d for d in registry.declarations("attention") if d.name == "reference")
+    every = dict.fromkeys(("B", "H", "G", "D", "Dv"), (1, 2, 3, 4, 5))
+    assert OnePlace().possible(reference, every)
+    assert not OnePlace().possible(reference, {**every, "D": (1, 2, 3, 5)})
+
+
+def test_a_tuple_lists_values_beyond_the_kinds_own_as_far_as_the_claims_go() -> None:
+    cases = PROPERTIES["attention/output_is_the_formula"].cases
+    reference = next(d for d in registry.declarations("attention") if d.name == "reference")
+    given = {"D": (48, 192), "scale": (0.5, 0.25), "family": ("small", "tiny")}
+    assert given.items() <= cases.options(reference, given).items()
+    narrow = declare("attention", bare_attention, name="bare", limits={"D": {192}})
+    assert cases.options(narrow, given)["D"] == (192,)
 
 
 def test_shrinking_walks_towards_the_front_and_ends() -> None:
