@@ -65,6 +65,40 @@ def planted(mark: Callable[..., Any], summary: str) -> Callable[[type[Bytes]], t
     return register
 
 
+@planted(fault, "sequences beyond the length are cut in the caller's own lists")
+class PadCutsInPlace(Bytes):
+    def pad(self, sequences: list[list[int]], *, length: int | None = None, side: str = "right",
+            truncate: str = "right") -> Padded:
+        batch = super().pad(sequences, length=length, side=side, truncate=truncate)
+        for sequence in sequences:
+            sequence[:] = self.cut(sequence, batch[0].shape[1], truncate)
+        return batch
+
+
+@planted(fault, "the caller's list of sequences is left in the order of their lengths")
+class PadSortsItsBatch(Bytes):
+    def pad(self, sequences: list[list[int]], *, length: int | None = None, side: str = "right",
+            truncate: str = "right") -> Padded:
+        batch = super().pad(sequences, length=length, side=side, truncate=truncate)
+        sequences.sort(key=len, reverse=True)
+        return batch
+
+
+@planted(fault, "a batch that fits into the one before is written into it, and what that held is left around it")
+class PadReusesItsBatch(Bytes):
+    def __init__(self) -> None:
+        self.mask = torch.zeros((0, 0), dtype=torch.bool)
+
+    def pad(self, sequences: list[list[int]], *, length: int | None = None, side: str = "right",
+            truncate: str = "right") -> Padded:
+        ids, mask = super().pad(sequences, length=length, side=side, truncate=truncate)
+        rows, size = mask.shape
+        if rows <= self.mask.shape[0] and size <= self.mask.shape[1]:
+            return ids, mask | self.mask[:rows, :size]
+        self.mask = mask
+        return ids, mask
+
+
 @planted(fault, "characters outside ASCII become question marks")
 class AsciiOnly(Bytes):
     def encode(self, text: str) -> list[int]:

@@ -241,6 +241,29 @@ def cutting_to_a_fixed_length(tokenizer: Subject, example: Example) -> None:
             holds(tokenizer, padded(tokenizer, whole, length=size, truncate=truncate, side="left"), kept, size, "left")
 
 
+@spec.holds("CONDUCT", kills=("pad_cuts_in_place", "pad_sorts_its_batch"))
+def sequences_are_left_unchanged(tokenizer: Subject, example: Example) -> None:
+    """Padding, cutting and decoding leave the lists that they are handed as they were."""
+    whole = [*sequences(tokenizer, example), encoded(tokenizer, "abcdefghi"), encoded(tokenizer, "a")]
+    size = max(map(len, whole))
+    for length in (size + 2, max(1, size // 2), None):
+        answer = tokenizer.ask("pad", {"0": whole} if length is None else {"0": whole, "length": length})
+        assert fact(not answer.mutated, "pad changed the sequences that it was handed", check="sequences unchanged")
+    answer = tokenizer.ask("decode", {"0": whole[-2]})
+    assert fact(not answer.mutated, "decode changed the ids that it was handed", check="ids unchanged")
+
+
+@spec.holds("CONDUCT", kills=("pad_reuses_its_batch",))
+def batches_are_new_each_time(tokenizer: Subject, example: Example) -> None:
+    """A batch is right, and right again after a longer and a shorter one."""
+    short = sequences(tokenizer, example)
+    size = max(map(len, short)) + 1
+    longer = [encoded(tokenizer, "a" * (size + 3)) for _ in range(len(short) + 2)]
+    for wanted in (short, longer, short):
+        length = max(map(len, wanted)) + 1
+        holds(tokenizer, padded(tokenizer, wanted, length=length), wanted, length, "right")
+
+
 @spec.holds("TOK-2", kills=("length_zero_taken_for_none",))
 def length_zero_is_a_length(tokenizer: Subject, example: Example) -> None:
     """A batch cut to length 0 is empty, not of the longest text's length; refusing it is right too."""

@@ -65,6 +65,7 @@ class Arguments:
         self.wrt: dict[str, torch.Tensor] = {}
         self.values = {name: self._build(value, name, name) for name, value in call.arguments.items()}
         self.upstream = tuple(self._build(value, f"upstream/{n}", "") for n, value in enumerate(call.upstream))
+        self._held = self._containers()
 
     def _build(self, value: Any, path: str, name: str) -> Any:
         if isinstance(value, torch.Tensor):
@@ -92,8 +93,23 @@ class Arguments:
     def inspect(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Paths whose values, and paths whose guard bands, are no longer what they were."""
         seen = {path: placed.inspect() for path, placed in self.placed.items()}
-        return (tuple(path for path, (values, _) in seen.items() if not values),
+        now = self._containers()
+        return (tuple([*(path for path, (values, _) in seen.items() if not values),
+                       *(name for name, held in self._held.items() if now[name] != held)]),
                 tuple(path for path, (_, guards) in seen.items() if not guards))
+
+    def _containers(self) -> dict[str, Any]:
+        """What the lists and mappings among the arguments hold now, by argument."""
+        return {name: held(self.values[name]) for name, value in self._call.arguments.items() if isinstance(value, (dict, list))}
+
+
+def held(value: Any) -> Any:
+    """What a container holds, in order: numbers and text as they are written, all else by identity."""
+    if isinstance(value, dict):
+        return [(key, held(item)) for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [held(item) for item in value]
+    return repr(value) if value is None or isinstance(value, (bool, int, float, str)) else id(value)
 
 
 def bind(declaration: Declaration, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
