@@ -15,7 +15,7 @@ from assay.run.audit_report import as_report
 
 def run(library: str, only: Sequence[str], *, workers: int, timeout: float, seed: int, out: Path, command: str,
         as_json: bool) -> int:
-    """Audit, write the table, return the exit code: 1 where any type fails, 3 where none could be built."""
+    """Audit, write the table, return the exit code: 1 where any type fails, 3 where none could be built, 4 for a fault of ours."""
     names, began = audit.targets(library, only), time.monotonic()
     found: list[audit.Row] = []
     for row in audit.run(names, workers=workers, timeout=timeout, seed=seed):
@@ -28,8 +28,9 @@ def run(library: str, only: Sequence[str], *, workers: int, timeout: float, seed
     text = report.render(library, version(library), command, rows, audit.bridge(library).notes())
     write_text(place.with_name(place.name + ".md"), text)
     write_text(place.with_name(place.name + ".jsonl"), "".join(events.dumps(row) + "\n" for row in rows))
-    write_all(as_report(found, command=command, seed=seed, seconds=time.monotonic() - began), out)
+    whole = as_report(found, command=command, seed=seed, seconds=time.monotonic() - began)
+    write_all(whole, out)
     summary = {"types": len(rows), "built": sum(row["built"] for row in rows),
                **{verdict: sum(row["verdict"] == verdict for row in rows) for verdict in report.VERDICTS}}
     print(events.dumps(summary) if as_json else f"{report.headline(rows)}\nwrote {place}.md and {out / PAGE}")
-    return 1 if summary["non-conformant"] else 0 if summary["built"] else 3
+    return 4 if whole.summary["exit_code"] == 4 else 1 if summary["non-conformant"] else 0 if summary["built"] else 3

@@ -262,7 +262,8 @@ def audit(
 ) -> int:
     """Try every model type of an installed library as a black box, each in a process of its own; write a table and a report.
 
-    Exit code: 0 none fails, 1 any does, 2 wrong usage, 3 none could be built. Look into one with `assay check hf:TYPE`.
+    Exit code: 0 none fails, 1 any does, 2 wrong usage, 3 none could be built, 4 a fault of assay itself. Look into one with
+    `assay check hf:TYPE`.
     """
     from assay.cli.auditing import run
 

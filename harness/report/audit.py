@@ -31,8 +31,8 @@ def render(library: str, version: str, command: str, rows: Sequence[Json], notes
     for row in ordered:
         if row["failing"] or (row["built"] and row["reason"]):
             lines += ["", f"## {escape(row['type'])}", ""]
-            lines += [f"* {escape(row['messages'].get(name, row['reason']))}" for name, status in sorted(row["statuses"].items())
-                      if name.partition("/")[2] in row["failing"]]
+            lines += [f"* {escape(message)}" for name, message in sorted(row["messages"].items())
+                      if name.partition("/")[2] in row["failing"]] or [escape(row["reason"])]
     missing = [(row["type"], row["reason"]) for row in ordered if not row["built"]]
     lines += ["", "## Not built", "", *table(("type", "reason"), missing)]
     lines += ["", "## Undecided and not supported", "", *table(("property", "types"), _gaps(ordered))]

@@ -8,7 +8,7 @@ import importlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
 
@@ -22,7 +22,7 @@ from assay.errors import HostError, UsageError
 from assay.hosting import Call
 from assay.properties import Property
 from assay.run import events
-from assay.run.hosts import FOR_JUDGES, RemoteHost, Zygote
+from assay.run.hosts import FOR_JUDGES, Channel, RemoteHost, Zygote
 from assay.run.judge import Settings
 from assay.run.perform import clean
 from assay.run.plan import CaseSpec, Selection, make_plan
@@ -37,8 +37,6 @@ EXAMPLES = 4  # a property: enough for a verdict, which takes three that are dec
 LEFT_TO_CHECK = ("greedy_generation_agrees_with_and_without_cache", "caches_do_not_touch_each_other",
                  "the_seed_decides_the_weights", "any_sequence_of_cache_operations_gives_what_one_pass_gives")
 UNFINISHED = "not finished"
-FOR_REPORT = ("declaration", "cases", "left", "results")  # of a row, not told in the table
-RED = ("fail", "crash", "timeout", "out-of-memory", "harness-error")
 
 
 @dataclass
@@ -48,10 +46,7 @@ class Row:
     type: str
     built: bool = False
     verdict: str = ""  # conformant, non-conformant, inconclusive, not built
-    reason: str = ""  # why it was not built, or not finished
-    statuses: dict[str, str] = field(default_factory=dict)  # property -> status
-    messages: dict[str, str] = field(default_factory=dict)  # of what failed
-    left_out: dict[str, str] = field(default_factory=dict)  # property -> why it is not planned
+    reason: str = ""  # why it was not built, not finished, or is inconclusive
     seconds: float = 0.0  # from its start to its end
     declaration: dict[str, Any] = field(default_factory=dict)
     cases: Sequence[CaseSpec] = ()  # planned
@@ -61,17 +56,21 @@ class Row:
     @property
     def failing(self) -> list[str]:
         """Names of the properties that failed."""
-        return [name.partition("/")[2] for name, status in self.statuses.items() if status in RED]
+        return [one["property"].partition("/")[2] for one in self.results if one["status"] in events.RED]
 
     def settle(self) -> None:
-        """The verdict from what is known."""
-        decided = sum(status == "pass" for status in self.statuses.values())
-        self.verdict = "not built" if not self.built else "non-conformant" if self.failing else "inconclusive" if self.reason else \
-            "conformant" if 2 * decided >= len(self.statuses) else "inconclusive"
+        """The verdict from what is known, by the rule of every report."""
+        planned = {"cases": [case.id for case in self.cases], "rows": [case.row for case in self.cases]}
+        self.verdict = events.verdict_of(self.results, planned)[0] if self.built else "not built"
+        if self.verdict == "inconclusive" and not self.reason:
+            self.reason = events.why_inconclusive(self.results, planned)[0]
 
     def to_json(self) -> dict[str, Any]:
         """One line of the table."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in FOR_REPORT} | {"failing": self.failing}
+        return {"type": self.type, "built": self.built, "verdict": self.verdict, "reason": self.reason, "seconds": self.seconds,
+                "failing": self.failing, "statuses": {one["property"]: one["status"] for one in self.results},
+                "messages": {one["property"]: one["message"] for one in self.results if one["status"] != "pass"},
+                "left_out": {one["property"]: one["reason"] for one in self.left}}
 
 
 def targets(library: str, only: Sequence[str] = ()) -> list[str]:
@@ -136,30 +135,27 @@ def _built(row: Row, zygote: Zygote, name: str, timeout: float) -> Declaration |
 
 
 def _judged(row: Row, zygote: Zygote, name: str, declaration: Declaration, settings: Settings, deadline: float) -> None:
-    """The status of each case, written into the row as it comes; the judge holds a host with the target."""
+    """The result of each case, written into the row as it comes; the judge holds a host with the target."""
     planned = make_plan([declaration], [made for made in registry.properties(declaration.kind)
                                         if made.id.partition("/")[2] not in LEFT_TO_CHECK], Selection(devices=("cpu",)))
-    row.left_out = {one["property"]: one["reason"] for one in planned.left_out}
     row.declaration, row.cases, row.left = declaration.to_json(), planned.cases, planned.left_out
-    properties = planned.properties
     target = {"target": name, "kind": declaration.kind, "isolated": True, "memory": MEMORY, "declarations": [declaration.to_json()]}
-    judge, running = zygote.judge({"targets": [target], "settings": asdict(settings)}), ""
+    judge = zygote.judge({"targets": [target], "settings": asdict(settings)})
     try:
         for case in planned.cases:
-            running = case.property
-            judge.send(asdict(case), deadline)
-            result = judge.receive(deadline)
-            row.statuses[running] = result["status"]
-            row.results.append(result)
-            if result["status"] != "pass":
-                row.messages[running] = result["message"]
+            row.results.append(_result(judge, case, deadline))
     except TimeoutError:  # of the whole type, on a machine that others may load: what was not reached is not known
-        row.reason = f"{UNFINISHED}: its time was over in {running}"
+        row.reason = f"{UNFINISHED}: its time was over in {planned.cases[len(row.results)].property}"
     except ConnectionError:
-        row.statuses[running], row.messages[running] = "harness-error", "its judge ended"
-        row.results += [_ended(case, properties[case.property]) for case in planned.cases if case.property == running]
+        case = planned.cases[len(row.results)]
+        row.results.append(_ended(case, planned.properties[case.property]))
     finally:
         judge.kill()  # and with it the host
+
+
+def _result(judge: Channel, case: CaseSpec, deadline: float) -> dict[str, Any]:
+    judge.send(asdict(case), deadline)
+    return dict(judge.receive(deadline))
 
 
 def _ended(case: CaseSpec, prop: Property) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from assay.contract.loading import load
 from assay.errors import UsageError
 from assay.impls import _hf_families, hf_causal_lm
 from assay.report import html, jsonl
-from assay.run import audit
+from assay.run import audit, events
 from assay.run.audit import Row
 from assay.run.audit_report import BUILDING, as_report
+from assay.run.plan import CaseSpec
 
 Call = Callable[..., tuple[int, str, str]]
 NARROW = ("--profile", "quick", "--isolate", "never", "--workers", "1", "--quiet",
@@ -138,21 +139,28 @@ def test_a_type_that_ends_its_host_is_told(tmp_path: Path, text: str, verdict: s
     """The host is gone and the audit is not: while it is imported that is why it is not built, in a case it is a crash."""
     (tmp_path / "ends.py").write_text(text)
     row, = audit.run([str(tmp_path / "ends.py")], workers=1, timeout=100)
-    assert row.verdict == verdict and told in " ".join([row.reason, *row.messages.values()])
+    assert row.verdict == verdict and told in " ".join([row.reason, *row.to_json()["messages"].values()])
 
 
-def test_a_verdict_follows_from_what_is_known() -> None:
-    def verdict(**given: Any) -> str:
-        row = Row("some", **given)
-        row.settle()
-        return row.verdict
+def test_a_verdict_follows_from_what_is_known_by_the_rule_of_every_report() -> None:
+    def row(*statuses: str, planned: int = 0, **given: Any) -> Row:
+        cases = [CaseSpec(f"causal_lm/p{place}", "causal_lm", "some", "cpu", "float32")
+                 for place in range(max(planned, len(statuses)))]
+        results = [dict(events.result(id=case.id, property=case.property, implementation="some", device="cpu", dtype="float32",
+                                      status=status, statements=[])) for case, status in zip(cases, statuses, strict=False)]
+        made = Row("some", cases=cases, results=results, **given)
+        made.settle()
+        return made
 
-    assert verdict(reason="ImportError") == "not built"
-    assert verdict(built=True, statuses={"a/b": "pass", "a/c": "not-supported"}) == "conformant"
-    assert verdict(built=True, statuses={"a/b": "pass", "a/c": "fail"}) == "non-conformant"
-    assert verdict(built=True, statuses={"a/b": "crash"}, reason="crash in a/b") == "non-conformant"
-    assert verdict(built=True, statuses={"a/b": "pass"}, reason="not finished: its time was over in a/c") == "inconclusive"
-    assert verdict(built=True, statuses={"a/b": "pass", "a/c": "inconclusive", "a/d": "inconclusive"}) == "inconclusive"
+    assert row(reason="ImportError").verdict == "not built"
+    assert row("pass", "not-exercised", built=True).verdict == "conformant"
+    assert row("pass", "fail", built=True).verdict == "non-conformant"
+    assert row("crash", planned=2, built=True).verdict == "non-conformant"
+    assert row("pass", planned=2, built=True, reason="not finished: its time was over").verdict == "inconclusive"
+    undecided = row("pass", "pass", "inconclusive", built=True)  # two of three, yet one property is shown in no type
+    assert undecided.verdict == "inconclusive" and "p2 was decided in none" in undecided.reason
+    broken = row("pass", "harness-error", built=True)  # nothing that the model did
+    assert broken.verdict == "inconclusive" and not broken.failing and "assay itself failed" in broken.reason
 
 
 # ------------------------------------------------------------------------------------------------ the table of families
