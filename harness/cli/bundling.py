@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from assay.report import bundle as bundles
-from assay.report import jsonl, trend
+from assay.report import jsonl, speed, trend
 from assay.report.render import write_bytes
 from assay.report.status import plural
 from assay.run import waivers as waiver_files
@@ -14,11 +14,12 @@ from assay.run.session import Request
 
 
 def bundle(source: Path, out: Path, waivers: Path | None) -> None:
-    """Pack a report, and the waivers where they are given."""
+    """Pack a report, the waivers where they are given, and what lies beside it and was timed for it."""
     report = jsonl.read(source)
+    timed = speed.beside(source if source.is_dir() else source.parent, report)
     if waivers is not None:
         waiver_files.read(waivers)  # refused here, rather than by whoever unpacks
-    written = bundles.pack(report, out, None if waivers is None else waivers.read_bytes())
+    written = bundles.pack(report, out, None if waivers is None else waivers.read_bytes(), timed)
     print(f"wrote {written}")
 
 

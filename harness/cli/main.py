@@ -178,7 +178,10 @@ def merge(
     reports: Annotated[list[Path], typer.Argument(metavar="REPORT...", help="A report.jsonl of each shard, or its folder.")],
     out: options.Out = REPORT, quiet: options.Quiet = False, verbose: options.Verbose = False,
 ) -> int:
-    """Join the shards of one plan into one report; its exit code is that of the whole run."""
+    """Join the shards of one plan into one report; its exit code is that of the whole run.
+
+    Timings beside the shards are not joined, as machines differ: `assay bench --report` times for the whole.
+    """
     from assay.report import jsonl
     from assay.report.merge import merge
 
@@ -220,7 +223,7 @@ def bundle(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The archive to write.")] = Path("assay-bundle.zip"),
     waivers: options.Waivers = None, verbose: options.Verbose = False,
 ) -> None:
-    """Pack a report with its plan, seeds, environment and waivers into one archive, with a hash of each."""
+    """Pack a report with its plan, seeds, environment, waivers and timings into one archive, with a hash of each."""
     from assay.cli.bundling import bundle
 
     bundle(source, out, waivers)

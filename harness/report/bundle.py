@@ -1,4 +1,4 @@
-"""A bundle: one archive with a report, its plan, seeds, environment and waivers, and the hash of each; read back or refused.
+"""A bundle: one archive with a report, its plan, seeds, environment, waivers and timings, and the hash of each; read or refused.
 
 Nothing is ever unpacked to disk: members have fixed names, are read into memory up to a limit, and are held against the manifest
 and against the report itself.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import UsageError
-from assay.report import jsonl
+from assay.report import jsonl, speed
 from assay.report.jsonl import Report
 from assay.report.render import write_bytes
 from assay.run import events
@@ -24,9 +24,9 @@ from assay.run import events
 SCHEMA = 1
 MANIFEST, WAIVERS = "manifest.json", "waivers.json"
 DERIVED = ("plan.json", "seeds.json", "environment.json")  # what the report says already, laid out for a reader
-NAMES = (jsonl.FILE_NAME, *DERIVED, WAIVERS, MANIFEST)
+NAMES = (jsonl.FILE_NAME, *DERIVED, WAIVERS, speed.FILE_NAME, MANIFEST)
 LIMIT = jsonl.MAX_BYTES  # of one member, unpacked
-SMALL = 4 * 2**20  # of every other member but report and plan
+SMALL = speed.MAX_BYTES  # of every other member but report and plan
 CHUNK = 2**20
 PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # of others, some fail with exceptions of their own
 RATIO = 200  # reports pack about 20 to 1; what unpacks to more, and is more than small, is a bomb
@@ -43,11 +43,10 @@ class Bundle:
     edited: tuple[str, ...]  # members that are not what the manifest or the report says, a sentence each
 
 
-def pack(report: Report, path: Path, waivers: bytes | None = None) -> Path:
-    """Write the bundle of a report; a file that is there is replaced whole."""
+def pack(report: Report, path: Path, waivers: bytes | None = None, timed: bytes | None = None) -> Path:
+    """Write the bundle of a report, with its waivers and timings where there are any; a file that is there is replaced whole."""
     members = {jsonl.FILE_NAME: "".join(events.dumps(event) + "\n" for event in report.events()).encode(), **derived(report)}
-    if waivers is not None:
-        members[WAIVERS] = waivers
+    members |= {name: data for name, data in ((WAIVERS, waivers), (speed.FILE_NAME, timed)) if data is not None}
     told = {"schema": SCHEMA, "assay": report.header["assay"], "sha256": hashes(members)}
     members[MANIFEST] = _json(told)
     archive = io.BytesIO()
@@ -80,7 +79,9 @@ def unpack(path: Path) -> Bundle:
     edited = [f"{name} is not what the manifest says" for name, digest in hashes(members).items()
               if digest != manifest.get(name)]
     report = jsonl.parse(members[jsonl.FILE_NAME], path / jsonl.FILE_NAME)
-    told = derived(report)
+    told, timed = derived(report), members.get(speed.FILE_NAME)
+    if timed is not None and speed.parse(timed, path / speed.FILE_NAME)["report"] != speed.identity(report):
+        edited.append(f"{speed.FILE_NAME} was timed for another run")
     edited += [f"{name} is missing" for name in {**manifest, **told} if name not in members]
     edited += [f"{name} is not what the report says" for name, data in told.items() if members.get(name, data) != data]
     return Bundle(report, members.get(WAIVERS), manifest, tuple(edited))

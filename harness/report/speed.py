@@ -16,7 +16,7 @@ from assay.report.jsonl import Report
 from assay.report.status import short, worst
 from assay.run import events
 
-FILE_NAME, SCHEMA, MAX_BYTES = "bench.json", 1, 16 * 2**20
+FILE_NAME, SCHEMA, MAX_BYTES = "bench.json", 1, 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -51,19 +51,22 @@ def dumps(report: Report, command: str, rows: Sequence[Mapping[str, Any]], ended
 
 def read(folder: Path, report: Report) -> Speed | None:
     """What lies beside a report and was timed for it; nothing where nothing does, UsageError for what assay bench did not write."""
+    data = beside(folder, report)
+    return None if data is None else joined(parse(data, folder / FILE_NAME), report)
+
+
+def beside(folder: Path, report: Report) -> bytes | None:
+    """The file that `read` reads, as it lies there."""
     place = folder / FILE_NAME
     if not place.exists():
         return None
     try:
         if place.stat().st_size > MAX_BYTES:
             raise UsageError(f"{place}: more than {MAX_BYTES // 2**20} MiB, not written by assay bench")
-        found = json.loads(place.read_bytes())
+        data = place.read_bytes()
     except OSError as error:
         raise UsageError(f"{place}: cannot be read: {error.strerror}; delete it, or run assay bench --report again") from None
-    except (ValueError, RecursionError):
-        raise UsageError(f"{place} is not JSON; delete it, or run assay bench --report again") from None
-    checked = check(found, place)
-    return joined(checked, report) if checked["report"] == identity(report) else None
+    return data if parse(data, place)["report"] == identity(report) else None
 
 
 def identity(report: Report) -> str:
@@ -71,8 +74,12 @@ def identity(report: Report) -> str:
     return f"{report.header['started']} {report.plan['whole']['sha256']}"
 
 
-def check(found: Any, place: Path) -> Mapping[str, Any]:
+def parse(data: bytes, place: Path) -> Mapping[str, Any]:
     """The file's content, cleaned; UsageError where it is of another form."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        raise UsageError(f"{place} is not JSON; delete it, or run assay bench --report again") from None
     schema = found.get("schema") if isinstance(found, dict) else None
     if isinstance(schema, int) and schema > SCHEMA:
         raise UsageError(f"{place}: schema={schema} is newer than {SCHEMA}, which this assay reads; upgrade")

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from assay.report import bundle as bundles
+from assay.report import jsonl, speed
 
 from .conftest import NARROW
 
@@ -62,6 +63,22 @@ def test_a_bundle_is_verified_and_its_sample_comes_out_the_same(packed: Path, ke
 def test_the_same_report_gives_the_same_bytes(packed: Path, assay: Call, tmp_path: Path) -> None:
     assert assay("bundle", tmp_path / "wrong", "--out", tmp_path / "twice.zip")[0] == 0
     assert (tmp_path / "twice.zip").read_bytes() == packed.read_bytes()
+
+
+def test_timings_of_the_run_are_packed_and_those_of_another_are_not(packed: Path, assay: Call, tmp_path: Path) -> None:
+    report = jsonl.read(tmp_path / "wrong")
+    place = tmp_path / "wrong" / speed.FILE_NAME
+    place.write_text(speed.dumps(report, "assay bench", [], []))
+    assert assay("bundle", tmp_path / "wrong", "--out", tmp_path / "timed.zip")[0] == 0
+    held = members(tmp_path / "timed.zip")
+    assert held[speed.FILE_NAME] == place.read_bytes()
+    assert assay("verify", tmp_path / "timed.zip", "--sample", 0)[0] == 0
+    other = json.dumps(json.loads(held[speed.FILE_NAME]) | {"report": "another"}).encode()
+    code, out, _ = assay("verify", repacked(tmp_path / "edited.zip", {**held, speed.FILE_NAME: other}, rehash=True))
+    assert code == 1 and out.strip() == "edited: bench.json was timed for another run"
+    place.write_bytes(other)
+    assert assay("bundle", tmp_path / "wrong", "--out", tmp_path / "timed.zip")[0] == 0
+    assert (tmp_path / "timed.zip").read_bytes() == packed.read_bytes()
 
 
 def test_what_was_edited_is_named(packed: Path, assay: Call, tmp_path: Path) -> None:
