@@ -47,7 +47,7 @@ class Row:
     ratio: float | None = None
     low: float | None = None  # quartiles of the ratio over rounds
     high: float | None = None
-    share_of_floor: float | None = None  # time that the machine needs for the operations and bytes alone, over the time taken
+    share_of_floor: float | None = None  # least time for the operations or bytes alone over the time taken; of a wrong one none
     multiply_adds: int | None = None
     peak_bytes: int | None = None
     memory_exponent: float | None = None
@@ -180,21 +180,39 @@ class Contest:
         """Times of all in turns, as ratios to the first."""
         if not able:
             return
-        calls = [self._timed(made, mode) for made in able]
-        times = in_turns(calls, self.rounds, self.device)
-        floor = self._floor() if mode == "forward" else None
-        for made, spent in zip(able, times, strict=True):
+        ceilings = self._ceilings() if mode == "forward" else []
+        times = in_turns([*(self._timed(made, mode) for made in able), *(call for call, _ in ceilings)], self.rounds, self.device)
+        floor = self._floor(able, times, [many for _, many in ceilings]) if ceilings else None
+        for made, spent in zip(able, times, strict=False):
             ratios = [own / other for own, other in zip(spent, times[0], strict=True)]
             low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else (ratios[0],) * 3
-            share = floor / min(spent) if floor is not None else None
+            share = None if floor is None or self._is_wrong(made) else floor / min(spent)
             yield self._row(made, mode, ratio=middle, low=low, high=high, share_of_floor=share)
 
-    def _floor(self) -> float:
-        """Seconds for the fewest products that any of them makes, or for reading arguments and writing results once."""
+    def _ceilings(self) -> list[tuple[Timed, float]]:
+        """What the machine does best, and how many such calls the work takes: moving as many bytes as arguments and results hold,
+        and the fewest products that any of them makes. They are timed among the others, under the same load."""
+        arguments = [one for one in self.example.arguments.values() if isinstance(one, torch.Tensor)]
+        results = [one for one in self._results if isinstance(one, torch.Tensor)]  # in fp64, whatever they are in when written
+        moved = sum(one.numel() * one.element_size() for one in arguments) + sum(one.numel() * self._width for one in results)
+        block = torch.ones(max(1, moved // 2), dtype=torch.uint8, device=self.device)
+        target = torch.empty_like(block)
+        found: list[tuple[Timed, float]] = [(lambda: target.copy_(block), 1.0)]
         least = min((facts["multiply_adds"] for facts in self._facts.values() if facts.get("multiply_adds")), default=0)
-        moved = sum(one.numel() * self._width for one in (*self.example.arguments.values(), *self._results)
-                    if isinstance(one, torch.Tensor))
-        return max(2 * least / products_a_second(self.dtype, self.device), moved / bytes_a_second(self.device))
+        if least:
+            size = 512 if self.device == "cpu" else 8192
+            square = torch.ones(size, size, dtype=getattr(torch, self.dtype), device=self.device)
+            found.append((lambda: square @ square, least / size**3))
+        return found
+
+    def _floor(self, able: Sequence[Declaration], times: Sequence[Sequence[float]], many: Sequence[float]) -> float:
+        """Seconds for the longer of the two, or those of the fastest that is not wrong: what was done can be done."""
+        best = [min(spent) for spent in times]
+        needed = max(share * one for share, one in zip(many, best[len(able):], strict=True))
+        return min([needed, *(one for made, one in zip(able, best, strict=False) if not self._is_wrong(made))])
+
+    def _is_wrong(self, made: Declaration) -> bool:
+        return self._facts[made.name].get("right") == "wrong"
 
     def _row(self, made: Declaration, mode: str, **told: Any) -> Row:
         facts = {name: value for name, value in self._facts[made.name].items() if name not in told}
@@ -241,20 +259,6 @@ def seconds(call: Timed, repeats: int, device: str) -> float:
     for _ in range(repeats):
         call()
     return (time.perf_counter() - started) / repeats
-
-
-def bytes_a_second(device: str) -> float:
-    """Copy bandwidth: 64 MiB read and written."""
-    block = torch.ones(16 * 2**20, device=device)
-    target = torch.empty_like(block)
-    return 2 * block.numel() * 4 / min(seconds(lambda: target.copy_(block), 2, device) for _ in range(5))
-
-
-def products_a_second(dtype: str, device: str) -> float:
-    """Floating-point operations a second of a square matrix product in this type."""
-    size = 512 if device == "cpu" else 8192
-    square = torch.ones(size, size, dtype=getattr(torch, dtype), device=device)
-    return 2 * size**3 / min(seconds(lambda: square @ square, 2, device) for _ in range(5))
 
 
 def exponent(peaks: Sequence[int]) -> float | None:

@@ -34,7 +34,8 @@ def test_own_implementations_stand_beside_their_peer(tmp_path: Path) -> None:
     assert rows["reference", "forward"]["ratio"] == 1
     assert rows["mine", "forward"]["right"] == "right"
     assert rows["mine", "forward + backward"]["ratio"] > 0
-    assert rows["halved", "forward"]["right"] == "wrong"
+    assert rows["halved", "forward"]["right"] == "wrong" and rows["halved", "forward"]["share_of_floor"] is None
+    assert all(0 < rows[name, "forward"]["share_of_floor"] <= 1 for name in ("reference", "mine"))
     assert rows["raises", "forward"]["ratio"] is None
     assert "no kernel for this size" in rows["raises", "forward"]["note"]
     assert any("mine" in line for line in report.lines())
