@@ -1,14 +1,16 @@
 """A fence around the harness' own processes: a host cannot send them signals, so a stray kill costs one case and not the run.
 
-A filter of system calls (Linux, no rights needed): what would signal, trace or write to one of the given processes, or signal
+A filter of system calls (Linux, no rights needed): what would signal one of the given processes or reach into its memory, or signal
 everybody at once, fails with "operation not permitted". It keeps verdicts from being lost; it is no sandbox. Where the
-kernel takes no filter, things are as they were without one.
+system takes no filter, things are as they were without one, and the report's environment says so.
 """
 from __future__ import annotations
 
 import ctypes
+import errno
 import platform
 import struct
+import sys
 from collections.abc import Sequence
 
 # The audit number of the architecture, the number of `seccomp`, and those of kill, tkill, tgkill, rt_sigqueueinfo,
@@ -29,15 +31,34 @@ class _Program(ctypes.Structure):
 
 def fence(processes: Sequence[int]) -> bool:
     """Keep this process, and all it starts, from signalling these processes and their groups; False where that cannot be."""
-    if platform.machine() not in _MACHINES:
+    known = _known()
+    if known is None:
         return False
-    architecture, seccomp, calls = _MACHINES[platform.machine()]
-    code = ctypes.create_string_buffer(_filter(architecture, calls, [-1, *processes, *(-one for one in processes)]))
+    architecture, seccomp, calls = known
+    return _install(seccomp, _filter(architecture, calls, [-1, *processes, *(-one for one in processes)]))
+
+
+def state() -> str:
+    """Whether hosts are fenced, for the report: asked with a filter that cannot be read, which is the complaint where any is taken."""
+    known = _known()
+    library = ctypes.CDLL(None, use_errno=True)
+    if known is not None and library.syscall(known[1], _SET_FILTER, 0, None) != 0 and ctypes.get_errno() == errno.EFAULT:
+        return "fenced"
+    return "not fenced: the system takes no filter of calls; an implementation that kills other processes may end the run"
+
+
+def _known() -> tuple[int, int, tuple[int, ...]] | None:
+    return _MACHINES.get(platform.machine()) if sys.platform == "linux" and sys.maxsize > 2**32 else None
+
+
+def _install(seccomp: int, instructions: bytes) -> bool:
+    code = ctypes.create_string_buffer(instructions, len(instructions))
     program = _Program(len(code) // 8, ctypes.addressof(code))
     library = ctypes.CDLL(None, use_errno=True)
     if library.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
         return False
-    return bool(library.syscall(seccomp, _SET_FILTER, _WITHOUT_MITIGATION, ctypes.byref(program)) == 0)
+    return any(library.syscall(seccomp, _SET_FILTER, flags, ctypes.byref(program)) == 0  # an older kernel knows no flag
+               for flags in (_WITHOUT_MITIGATION, 0))
 
 
 def _filter(architecture: int, calls: Sequence[int], forbidden: Sequence[int]) -> bytes:
@@ -51,4 +72,3 @@ def _filter(architecture: int, calls: Sequence[int], forbidden: Sequence[int]) -
 
 def _step(code: int, operand: int, if_so: int = 0, if_not: int = 0) -> bytes:
     return struct.pack("HBBI", code, if_so, if_not, operand & 0xFFFFFFFF)
-

@@ -15,7 +15,7 @@ from assay.contract.declaration import Declaration
 from assay.contract.loading import load
 from assay.errors import HarnessError, HostError, UsageError
 from assay.report.jsonl import Report
-from assay.run import background, events
+from assay.run import background, events, fence
 from assay.run.events import Header
 from assay.run.hosts import RemoteHost, Zygote
 from assay.run.judge import Settings
@@ -177,7 +177,8 @@ class Session:
         settings = self.request.settings
         declared = [declaration.to_json() for target in targets for declaration in target.declarations]
         sources = {Path(place).name: digest for place, digest in map(source, targets) if digest}
-        surroundings = events.environment(**({"sources": sources} if sources else {}))
+        hosts = {"hosts": fence.state()} if any(target.isolated for target in targets) else {}
+        surroundings = events.environment(**hosts, **({"sources": sources} if sources else {}))
         return events.header(command=self.request.command, seed=settings.seed, profile=settings.profile,
                              implementations=declared, environment=surroundings, shard=self.request.shard)
 

@@ -14,10 +14,13 @@ import torch
 
 from assay.errors import HostCrashedError, HostError, HostTimeoutError, NotClaimedError, UsageError
 from assay.hosting import RESULT_BEFORE, Answer, Call
+from assay.run import fence
 from assay.run.hosts import RemoteHost, Zygote
 from assay.run.zygote import FOR_HOSTS
 
 KERNELS = str(Path(__file__).with_name("hostile_kernels.py"))
+# Where the system takes no filter of calls, the test would end the processes of all the others.
+FENCED = pytest.mark.skipif(fence.state() != "fenced", reason=fence.state())
 
 
 @pytest.fixture
@@ -235,6 +238,7 @@ def test_nothing_is_left_after_the_zygote_is_killed(x: torch.Tensor) -> None:
     own.close()
 
 
+@FENCED
 @pytest.mark.parametrize("name", ["kills_its_parent", "stops_its_parent"])
 def test_the_processes_of_the_harness_cannot_be_signalled(host: RemoteHost, x: torch.Tensor, name: str) -> None:
     answer = host.call(_call(name, x))
@@ -242,6 +246,33 @@ def test_the_processes_of_the_harness_cannot_be_signalled(host: RemoteHost, x: t
     assert answer.refusal.type == "PermissionError"
     assert host.call(_call("kills_a_child", x)).refusal is None
     assert host.started == 1
+
+
+REFUSING = """
+import sys, torch
+from assay.hosting import Call
+from assay.run import fence
+from assay.run.hosts import RemoteHost, Zygote
+from assay.run.zygote import FOR_HOSTS
+architecture, seccomp, _ = fence._known()
+assert fence._install(seccomp, fence._filter(architecture, (seccomp,), (fence._SET_FILTER,)))  # as a container may
+assert not fence.fence([1]) and fence.state().startswith("not fenced")
+with Zygote(FOR_HOSTS) as zygote:
+    host = RemoteHost(zygote.address, sys.argv[1], timeout=30)
+    print(tuple(host.call(Call("softmax", "good", {"x": torch.ones(2, 3), "dim": -1})).outputs[0].shape))
+"""
+
+
+@FENCED
+def test_hosts_work_where_no_filter_is_taken_and_the_report_says_so() -> None:
+    assert fence.state() == "fenced"
+    done = subprocess.run([sys.executable, "-c", REFUSING, KERNELS], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.strip() == "(2, 3)", done.stderr
+
+
+def test_an_unknown_machine_has_no_fence_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fence.platform, "machine", lambda: "riscv64")
+    assert not fence.fence([1]) and fence.state().startswith("not fenced")
 
 
 def test_a_buffer_handed_out_again_is_noticed(host: RemoteHost, x: torch.Tensor) -> None:
