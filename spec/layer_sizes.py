@@ -143,7 +143,7 @@ def _losses() -> Sequence[Larger]:
 
 
 def _models() -> Sequence[Larger]:
-    narrow: Mapping[str, Any] = {"B": 1, "H": 1, "G": 1, "D": 2, "F": 1, "ffn": ("swiglu", "mlp"), "eps": 1e-5}
+    narrow: Mapping[str, Any] = {"B": 1, "H": 1, "G": 1, "D": 4, "F": 1, "ffn": ("swiglu", "mlp"), "eps": 1e-5}
     one: Mapping[str, Any] = {**narrow, "L": 1}
 
     def checks(kind: Any) -> tuple[Check, Check]:
