@@ -344,6 +344,16 @@ def mask_ignored(layer: Layer) -> Tensor:
     return replace(layer, mask=None).run()
 
 
+@planted(fault, "a mask over a single token is ignored: softmax over one key is 1")
+def mask_of_one_token_ignored(layer: Layer) -> Tensor:
+    return replace(layer, mask=layer.mask if layer.x.shape[1] > 1 else None).run()
+
+
+@planted(fault, "a mask that hides everything is taken for none")
+def mask_without_keys_ignored(layer: Layer) -> Tensor:
+    return replace(layer, mask=layer.mask if layer.mask is not None and bool(layer.mask.any()) else None).run()
+
+
 @planted(fault, "a padding mask replaces causal", "BUG-029")
 def mask_replaces_causal(layer: Layer) -> Tensor:
     return replace(layer, causal=layer.causal and layer.mask is None).run()

@@ -101,6 +101,11 @@ def memory_mask_ignored(s: Stack) -> Tensor:
     return s.run(memory_mask=None)
 
 
+@planted(fault, "a mask over a memory of a single token is ignored: softmax over one key is 1")
+def memory_mask_of_one_token_ignored(s: Stack) -> Tensor:
+    return s.run(memory_mask=s.memory_mask if s.memory.shape[1] > 1 else None)
+
+
 @planted(fault, "the target mask is used over the memory where the lengths agree")
 def target_mask_over_memory(s: Stack) -> Tensor:
     same = s.y.shape[1] == s.memory.shape[1]

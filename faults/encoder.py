@@ -80,6 +80,11 @@ def mask_ignored(s: Stack) -> Tensor:
     return s.run(mask=None)
 
 
+@planted(fault, "a mask over a single token is ignored: softmax over one key is 1")
+def mask_of_one_token_ignored(s: Stack) -> Tensor:
+    return s.run(mask=s.mask if s.x.shape[1] > 1 else None)
+
+
 @planted(fault, "the mask reaches the first layer alone")
 def mask_in_first_layer_only(s: Stack) -> Tensor:
     first = Stack(s.x, s.layers[:1], s.options, s.mask).run()

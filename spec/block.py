@@ -9,7 +9,7 @@ import torch
 from assay.cases import Example
 from assay.ledger import fact, identical, statistic
 from assay.properties import Specification
-from assay.spec.block_cases import SILENT_ATTENTION, SILENT_FEED, LayerCases, scaled
+from assay.spec.block_cases import SILENT_ATTENTION, SILENT_FEED, LayerCases, scaled, without_keys
 from assay.spec.conduct import add_conduct
 from assay.subject import Subject
 
@@ -27,6 +27,16 @@ SEVERAL: dict[str, Any] = {**SOME, "T": lambda size: size > 1}
 def output_is_the_formula(block: Subject, example: Example) -> None:
     """A layer is x → norm → attention → add → norm → feed-forward network or experts → add, of the same shape."""
     assert block(**example) == block.exact(**example)
+
+
+@spec.holds("MSK-9", "BLK-1", kills=("mask_of_one_token_ignored", "mask_without_keys_ignored"), rests_on=(output_is_the_formula,),
+            needs=("mask", "padding", "empty_rows"), examples=3,
+            given={"B": (1, 2), "T": (1, 2, 3), "placement": ("pre", "post"), "mask": "none"})
+def tokens_without_keys_are_right(block: Subject, example: Example) -> None:
+    """A token that sees no key gets nothing from attention but the output bias, also where it is the only one of its sequence."""
+    for mask in without_keys(example.dims["B"], example.dims["T"], example.dims["T"]):
+        hidden = example.but(mask=mask)
+        assert block(**hidden) == block.exact(**hidden)
 
 
 @spec.holds("BLK-1", kills=("residual_detached", "norm_weight_detached"), rests_on=(output_is_the_formula,), gradient=True,

@@ -100,6 +100,16 @@ def drawn_mask(which: str, batch: int, queries: int, keys: int, source: torch.Ge
     return torch.arange(keys) < lengths if which == "padding" else torch.arange(keys) >= keys - lengths
 
 
+def without_keys(batch: int, queries: int, keys: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two masks that leave the first sample no key: over keys (B,Tk), and over pairs (B,Tq,Tk), there the last queries too."""
+    over_keys = torch.ones(batch, keys, dtype=torch.bool)
+    over_keys[:1] = False
+    pairs = over_keys[:, None, :].repeat(1, queries, 1)
+    if queries > 1:
+        pairs[:, -1] = False
+    return over_keys, pairs
+
+
 def layer_parameters(
     configuration: Configuration, dtype: torch.dtype, label: str, *, cross: bool = False,
 ) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ import torch
 from assay.cases import Example
 from assay.ledger import fact, identical
 from assay.properties import Specification
-from assay.spec.block_cases import scaled
+from assay.spec.block_cases import scaled, without_keys
 from assay.spec.conduct import add_conduct
 from assay.spec.decoder_cases import DecoderCases
 from assay.subject import Subject
@@ -29,6 +29,19 @@ BITS = {"row_dependence": "none", "repeatability": "bitwise"}
 def output_is_the_formula(decoder: Subject, example: Example) -> None:
     """Masked self-attention, cross-attention over the memory, feed-forward network, each with residual and norm, in this order."""
     assert decoder(**example) == decoder.exact(**example)
+
+
+@spec.holds("MSK-9", "DEC-1", kills=("memory_mask_of_one_token_ignored",), rests_on=(output_is_the_formula,),
+            needs=("mask", "memory_mask", "padding", "empty_rows"), examples=3,
+            given={"B": (1, 2), "T": (1, 2), "S": (1, 2), "L": 1, "placement": ("pre", "post"), "mask": "none",
+                   "memory_mask": "none"})
+def tokens_without_keys_are_right(decoder: Subject, example: Example) -> None:
+    """A token that sees no key, or nothing of the memory, gets nothing but the output bias, also where there is only one."""
+    d = example.dims
+    for name, keys in (("mask", d["T"]), ("memory_mask", d["S"])):
+        for mask in without_keys(d["B"], d["T"], keys):
+            hidden = example.but(**{name: mask})
+            assert decoder(**hidden) == decoder.exact(**hidden)
 
 
 @spec.holds("DEC-1", kills=("memory_detached",), rests_on=(output_is_the_formula,), gradient=True, examples=6,

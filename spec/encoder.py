@@ -8,7 +8,16 @@ import torch
 from assay.cases import Configuration, Example, draw_values, generator
 from assay.ledger import fact, identical
 from assay.properties import Specification
-from assay.spec.block_cases import LAYER_FLAGS, SILENT_FEED, LayerCases, drawn_mask, layer_options, layer_parameters, scaled
+from assay.spec.block_cases import (
+    LAYER_FLAGS,
+    SILENT_FEED,
+    LayerCases,
+    drawn_mask,
+    layer_options,
+    layer_parameters,
+    scaled,
+    without_keys,
+)
 from assay.spec.conduct import add_conduct
 from assay.subject import Subject
 
@@ -43,6 +52,16 @@ SEVERAL: dict[str, Any] = {**SOME, "T": lambda size: size > 1}
 def output_is_the_formula(encoder: Subject, example: Example) -> None:
     """Layers of bidirectional self-attention and feed-forward network, each with residual and norm, one after another."""
     assert encoder(**example) == encoder.exact(**example)
+
+
+@spec.holds("MSK-9", "ENC-1", kills=("mask_of_one_token_ignored",), rests_on=(output_is_the_formula,),
+            needs=("mask", "padding", "empty_rows"), examples=3,
+            given={"B": (1, 2), "T": (1, 2, 3), "placement": ("pre", "post"), "mask": "none", "L": (1, 2)})
+def tokens_without_keys_are_right(encoder: Subject, example: Example) -> None:
+    """A token that sees no key gets nothing from attention but the output bias, also where it is the only one of its sequence."""
+    for mask in without_keys(example.dims["B"], example.dims["T"], example.dims["T"]):
+        hidden = example.but(mask=mask)
+        assert encoder(**hidden) == encoder.exact(**hidden)
 
 
 @spec.holds("ENC-1", kills=("gradient_stops_between_layers",), rests_on=(output_is_the_formula,), gradient=True,
