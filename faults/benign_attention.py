@@ -50,7 +50,8 @@ def _scores(
     both: bool,
 ) -> torch.Tensor:
     factor = _factor(q, scale)
-    left, right, after = (q * factor**0.5, k * factor**0.5, 1.0) if both else (q, k, factor)
+    root = abs(factor) ** 0.5
+    left, right, after = (q * math.copysign(root, factor), k * root, 1.0) if both else (q, k, factor)
     s = (left @ right.transpose(-1, -2)) * after
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)

@@ -410,3 +410,32 @@ def another_seed_gives_another_choice(mlm_mask: Subject, example: Example) -> No
             ALPHA,
             "choices of two seeds are not independent",
         )
+
+
+@spec.holds("MLM-1", kills=("share_of_zero_taken_for_the_default",), conventions=ONE_BY_ONE, rests_on=(conduct["form"],),
+            examples=2, given={"B": 1000, "p": 0.0})
+def share_of_zero_chooses_nothing(mlm_mask: Subject, example: Example) -> None:
+    """With p = 0 no token is chosen, and the ids come back as they were."""
+    found = masked(mlm_mask, example)
+    assert fact(not bool(found.chosen.any()), "tokens are chosen though p is 0", check="nothing is chosen",
+                got=str(int(found.chosen.sum())), expected="0")
+    assert fact(torch.equal(found.ids, example.ids), "ids are changed though p is 0", check="unchosen ids")
+
+
+@spec.holds("MLM-2", kills=("mask_id_of_zero_taken_for_one",), conventions={"mlm_replace": "mask_only"},
+            rests_on=(conduct["form"],), examples=2, given={"B": 1000, "p": 0.5})
+def mask_id_may_be_zero(mlm_mask: Subject, example: Example) -> None:
+    """The mask's id may be 0: every chosen token becomes it."""
+    free = torch.where(example.ids == 0, example.mask_id, example.ids)  # no 0 among the ids
+    found = masked(mlm_mask, example.but(ids=free, mask_id=0))
+    assert fact(not bool(found.ids[found.chosen].any()), "a chosen token is not the mask's id", check="ids of chosen tokens",
+                got=_values(found.ids, found.chosen & (found.ids != 0)), expected="0", decided=bool(found.chosen.any()))
+
+
+@spec.holds("CONDUCT", kills=("seed_of_zero_draws_anew",), conventions={"repeatability": "bitwise"}, rests_on=(conduct["form"],),
+            examples=2, given={"B": 1000, "p": 0.5})
+def seed_of_zero_is_a_seed(mlm_mask: Subject, example: Example) -> None:
+    """With seed 0, too, the same call chooses the same tokens."""
+    first, again = (masked(mlm_mask, example.but(seed=0)) for _ in range(2))
+    assert fact(torch.equal(first.chosen, again.chosen), "the same call with seed 0 chooses other tokens", check="chosen tokens",
+                decided=bool(first.chosen.any()))

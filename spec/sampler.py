@@ -287,3 +287,12 @@ def as_many_ids_as_asked(sampler: Subject, example: Example) -> None:
     for wanted in (1, 2, 7):
         ids = sampler(**example.but(num_samples=wanted))
         assert fact(ids.dtype == torch.int64, f"ids are {ids.dtype}", expected="int64", check="type of ids")
+
+
+@spec.holds("CONDUCT", kills=("seed_of_zero_draws_anew",), conventions={"repeatability": "bitwise"}, rests_on=(conduct["form"],),
+            examples=2, given={"V": (16, 17), "masked": False, "family": ("constant", "small")})
+def seed_of_zero_is_a_seed(sampler: Subject, example: Example) -> None:
+    """With seed 0, too, the same call draws the same tokens."""
+    first, again = (drawn(sampler, example.but(seed=0)) for _ in range(2))
+    assert fact(torch.equal(first, again), "the same call with seed 0 draws other tokens", check="drawn tokens",
+                decided=len(first.unique()) > 1)
