@@ -39,12 +39,3 @@ def bias_by_head_read_as_first_head(q: Tensor, k: Tensor, v: Tensor, o: Options)
 @planted("a bias (B,1,…) is read as its first sample's")
 def bias_by_sample_read_as_first_sample(q: Tensor, k: Tensor, v: Tensor, o: Options) -> Tensor:
     return attend(q, k, v, replace(o, bias=_first(o.bias, 0, 1)))
-
-
-@planted("values are read with the strides of the keys where the shapes are the same")
-def values_read_with_strides_of_keys(q: Tensor, k: Tensor, v: Tensor, o: Options) -> Tensor:
-    reach = 1 + sum((size - 1) * stride for size, stride in zip(k.shape, k.stride(), strict=True))
-    held = v.untyped_storage().nbytes() // v.element_size() - v.storage_offset()
-    if k.shape == v.shape and k.numel() and reach <= held:
-        v = v.as_strided(k.shape, k.stride())
-    return attend(q, k, v, o)

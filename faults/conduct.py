@@ -4,13 +4,14 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from assay.contract.kinds import KINDS
+from assay.contract.kinds import KINDS, Kind
+from assay.faults.planting import packed
 from assay.registry import fault, reference
 
 Implementation = Callable[..., Any]
@@ -52,6 +53,17 @@ def input_overwritten(right: Implementation, arguments: dict[str, Any]) -> Any:
     return result
 
 
+def entry_taken_out(right: Implementation, arguments: dict[str, Any]) -> Any:
+    """The caller's own mapping of parameters, or list of layers, has lost its last entry after the call."""
+    result = right(**arguments)
+    for held in arguments.values():
+        if isinstance(held, dict) and held:
+            held.popitem()
+        elif isinstance(held, list) and held:
+            held.pop()
+    return result
+
+
 def last_element_unwritten(right: Implementation, arguments: dict[str, Any]) -> Any:
     """The last element of the result is whatever the memory held."""
     def copied(out: Tensor) -> Tensor:
@@ -74,11 +86,47 @@ def strides_ignored(right: Implementation, arguments: dict[str, Any]) -> Any:
     if found is None:
         return right(**arguments)
     name, value = found
-    packed = torch.empty(value.shape, dtype=value.dtype, device="meta").stride()
+    strides = torch.empty(value.shape, dtype=value.dtype, device="meta").stride()
     room = value.untyped_storage().nbytes() // value.element_size() - value.storage_offset()
     if value.numel() > room:
         return right(**arguments)
-    return right(**{**arguments, name: value.as_strided(value.shape, packed)})
+    return right(**{**arguments, name: value.as_strided(value.shape, strides)})
+
+
+def strides_of_the_first(right: Implementation, arguments: dict[str, Any]) -> Any:
+    """Whether the first tensor is contiguous is asked once, for all: the others are then read as if they were packed."""
+    found = list(tensors(arguments))
+    if not found or not found[0].is_contiguous():
+        return right(**arguments)
+    return right(**{name: repacked(value) for name, value in arguments.items()})
+
+
+def strides_of_the_keys(right: Implementation, arguments: dict[str, Any]) -> Any:
+    """Values are read with the strides of the keys where the shapes are the same."""
+    keys, values = (next(name for name in (letter, f"{letter}_cache") if name in arguments) for letter in ("k", "v"))
+    k, v = arguments[keys], arguments[values]
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(k.shape, k.stride(), strict=True))
+    held = v.untyped_storage().nbytes() // v.element_size() - v.storage_offset()
+    if k.shape == v.shape and k.numel() and reach <= held:
+        v = v.as_strided(k.shape, k.stride())
+    return right(**{**arguments, values: v})
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors among the arguments, those in mappings and lists too."""
+    if isinstance(value, Tensor):
+        yield value
+    for part in value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ():
+        yield from tensors(part)
+
+
+def repacked(value: Any) -> Any:
+    """Every tensor as `packed` reads it."""
+    if isinstance(value, Tensor):
+        return packed(value)
+    if isinstance(value, Mapping):
+        return {name: repacked(part) for name, part in value.items()}
+    return type(value)(map(repacked, value)) if type(value) in (list, tuple) else value
 
 
 def wrong_without_gradients(right: Implementation, arguments: dict[str, Any]) -> Any:
@@ -166,8 +214,11 @@ class BrokenByTo(torch.nn.Module):
 
 
 OBJECTS: Mapping[str, Callable[[Implementation], Any]] = {"conduct_lost_in_a_copy": LostInACopy, "conduct_broken_by_to": BrokenByTo}
-STATELESS = (wrong_type, input_overwritten, last_element_unwritten, default_dtype_changed, strides_ignored,
-             wrong_without_gradients, wrong_when_compiled)
+STATELESS = (wrong_type, input_overwritten, entry_taken_out, last_element_unwritten, default_dtype_changed, strides_ignored,
+             strides_of_the_first, strides_of_the_keys, wrong_without_gradients, wrong_when_compiled)
+OF_SEVERAL = (strides_of_the_first,)
+ONE_TENSOR = ("softmax", "alibi", "sinusoidal", "dropout", "logits_filter", "sampler", "patchify", "residual",
+              "router_z_loss")  # or little beside it
 STATEFUL = (every_second_call, remembered_by_shape, result_overwritten_later, smaller_batch_after_larger, remembered_by_content)
 OF_A_BATCH = (smaller_batch_after_larger, remembered_by_content)
 BATCHES = ("softmax", "attention", "blockwise_attention", "paged_attention", "multi_head_attention", "rotary", "layer_norm",
@@ -175,6 +226,19 @@ BATCHES = ("softmax", "attention", "blockwise_attention", "paged_attention", "mu
            "latent_attention")
 NEED_A_TENSOR = (input_overwritten, strides_ignored, remembered_by_shape, result_overwritten_later)
 WITHOUT_TENSORS = ("alibi",)  # three numbers decide everything, and the shape of the result tells them
+
+
+def expressible(kind: Kind, change: Callable[..., Any]) -> bool:
+    """Whether the kind has the arguments that the fault is about."""
+    if change is entry_taken_out:
+        return not {"params", "layers"}.isdisjoint(kind.arguments)
+    if change is strides_of_the_keys:
+        return not {"v", "v_cache"}.isdisjoint(kind.arguments)
+    if change in OF_A_BATCH:
+        return kind.name in BATCHES
+    if change in OF_SEVERAL:
+        return kind.name not in ONE_TENSOR
+    return change not in NEED_A_TENSOR or kind.name not in WITHOUT_TENSORS
 
 
 def plant(kind: str, right: Implementation, change: Callable[..., Any], *, stateful: bool) -> None:
@@ -199,9 +263,7 @@ def _plant_all() -> None:
             continue
         right = getattr(reference(kind.name), kind.name)
         for change in (*STATELESS, *STATEFUL):
-            if kind.name in WITHOUT_TENSORS and change in NEED_A_TENSOR:
-                continue
-            if kind.name not in BATCHES and change in OF_A_BATCH:
+            if not expressible(kind, change):
                 continue
             plant(kind.name, right, change, stateful=change in STATEFUL)
         for name, sort in OBJECTS.items():

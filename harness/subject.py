@@ -310,11 +310,12 @@ class Subject:
               count: bool = False, meanwhile: Meanwhile = nothing) -> Answer:
         under = self.circumstances
         taken = self._taken(arguments)
+        layouts = {path: layout for path, layout in under.layouts.items() if path.partition("/")[0] in taken}
         return self.host.call(Call(
             self.kind.name, self.declaration.name, taken, device=self.device,
-            layouts={name: layout for name, layout in under.layouts.items() if name in taken}, wrt=wrt, upstream=upstream,
-            upstream_layout=under.upstream_layout, grad_mode=under.grad_mode, fill_empty=under.fill_empty,
-            instance=under.instance, moved=under.moved, compiled=under.compiled, count=count), meanwhile)
+            layouts=layouts, wrt=wrt, upstream=upstream, upstream_layout=under.upstream_layout, grad_mode=under.grad_mode,
+            fill_empty=under.fill_empty, instance=under.instance, moved=under.moved, compiled=under.compiled,
+            count=count), meanwhile)
 
     def _named(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {**dict(zip(self.kind.arguments, args, strict=False)), **arguments}

@@ -1,18 +1,16 @@
-"""What must hold of attention's arguments in shapes and memory that callers may choose: masks and biases that broadcast in any way,
-keys and values that lie in memory differently."""
+"""What must hold of attention's arguments in shapes that callers may choose: masks and biases that broadcast in any way."""
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from assay.cases import Example, at_least
-from assay.spec.attention import NO_EMPTY, conduct, output_is_the_formula, spec
+from assay.cases import Example
+from assay.spec.attention import output_is_the_formula, spec
 from assay.spec.attention_cases import BROADCAST
 from assay.subject import Subject
 
 SEVERAL: Mapping[str, Any] = {"B": (2, 3), "H": (2, 4, 3), "Tq": (2, 3, 5), "Tk": (3, 2, 5, 17), "D": (2, 4), "Dv": (2, 4)}
 BIASES = tuple(name for name in BROADCAST if name != "by_query")  # the same to every key, it would change nothing
-LAYOUTS = ("transposed", "sliced", "offset", "head_last", "contiguous")
 
 
 def agrees(attention: Subject, example: Example) -> None:
@@ -37,13 +35,3 @@ def masks_broadcast_along_any_axis(attention: Subject, example: Example) -> None
 def biases_broadcast_along_any_axis(attention: Subject, example: Example) -> None:
     """A bias of any shape that broadcasts to (B,H,Tq,Tk), by head or by sample too, counts as if it were written out."""
     agrees(attention, example)
-
-
-@spec.holds("CONDUCT", kills=("values_read_with_strides_of_keys",), rests_on=(conduct["form"], output_is_the_formula),
-            needs=("strided",), given={**NO_EMPTY, "Tk": at_least(2), "D": (2, 4, 8), "Dv": "D"}, invariance="strides")
-def keys_and_values_may_lie_differently(attention: Subject, example: Example) -> None:
-    """Queries, keys and values may each have strides of their own, also where their shapes are the same."""
-    first = example.integer("layouts", 0, len(LAYOUTS) - 1)
-    layouts = {name: LAYOUTS[(first + place) % len(LAYOUTS)] for place, name in enumerate(example)}
-    under = attention.under(layouts=layouts)
-    assert under(**example) == under.exact(**example)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from assay.cases import Cases, Example
+from assay.cases import Cases, Example, at_least
 from assay.errors import NotExercisedError
 from assay.hosting import RESULT_BEFORE, Answer, Recipe
 from assay.ledger import fact, identical
@@ -17,7 +17,9 @@ from assay.subject import Subject
 LAYOUTS = ("transposed", "sliced", "offset", "expanded", "head_last")
 MIXED = ("contiguous", "transposed", "sliced", "head_last", "offset")  # dealt out to the arguments of one call, in turn
 Agreement = Callable[[Subject, Example], None]
-SINGLE = frozenset({"softmax", "sinusoidal", "dropout", "logits_filter", "sampler", "patchify", "residual"})  # one tensor
+# Kinds with one tensor, or little beside it.
+SINGLE = frozenset({"softmax", "sinusoidal", "dropout", "logits_filter", "sampler", "patchify", "residual", "router_z_loss"})
+WITH_CONTAINERS = frozenset({"block", "encoder", "decoder", "encoder_decoder"})  # parameters come in mappings and lists
 
 # Arguments whose first axis holds entries that do not touch each other, each with the least axes at which it has that axis.
 ENTRIES: Mapping[str, Mapping[str, int]] = {
@@ -74,7 +76,7 @@ def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tup
     add("form", "results_have_the_right_form", _form, "Results have the shape, type and device that the contract gives, in "
         "memory of their own.", ("conduct_wrong_type",))
     add("inputs", "inputs_are_left_unchanged", _inputs, "Arguments, and the memory around them, are as before after the call.",
-        ("conduct_input_overwritten",))
+        ("conduct_input_overwritten", *(("conduct_entry_taken_out",) if kind in WITH_CONTAINERS else ())))
     add("repeats", "same_call_gives_same_result", _repeats, "The same call gives the same result, also between other calls.",
         ("conduct_every_second_call",), conventions={"repeatability": "bitwise"}, invariance="repeat")
     add("unwritten", "every_element_is_written", _written, "No element of a result is left as the memory happened to be.",
@@ -84,6 +86,10 @@ def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tup
     add("layouts", "memory_layout_does_not_matter", _layouts(agree), "Transposed, sliced, offset and expanded inputs, and inputs "
         "that each lie differently, give what contiguous ones give.", ("conduct_strides_ignored", *_of_several(spec)),
         needs=("strided",), rests_on=(ids["form"], formula_id), invariance="strides")
+    if "Dv" in spec.cases.dims:
+        add("apart", "keys_and_values_may_lie_differently", _apart(agree), "Queries, keys and values may each have strides of "
+            "their own, also where their shapes are the same.", ("conduct_strides_of_the_keys",), needs=("strided",),
+            rests_on=(ids["form"], formula_id), given=_alike(spec), invariance="strides")
     add("history", "earlier_calls_do_not_matter", _history(agree, spec.cases),
         "A call with other values of the same shapes gives the result for those values, and leaves the result before it alone.",
         ("conduct_remembered_by_shape", "conduct_result_overwritten_later"), rests_on=(ids["form"], formula_id),
@@ -229,6 +235,16 @@ def _layouts(agree: Agreement) -> Agreement:
             agree(under, example)
         agree(subject.under(layouts=mixed(example)), example)
     return body
+
+
+def _apart(agree: Agreement) -> Agreement:
+    return lambda subject, example: agree(subject.under(layouts=mixed(example)), example)
+
+
+def _alike(spec: Specification) -> Mapping[str, Any]:
+    """Keys and values of one shape, with several tokens to each sequence or block, so that a layout shows."""
+    several = {letter: at_least(2) for letter in ("Tk", "T", "S") if letter in spec.cases.dims}
+    return {**several, "D": (2, 4, 8), "Dv": "D"}
 
 
 def mixed(example: Example) -> Mapping[str, str]:
