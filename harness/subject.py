@@ -25,7 +25,7 @@ from assay.errors import (
     NotSupportedError,
     PathNotTakenError,
 )
-from assay.hosting import Answer, Call, Host, Meanwhile, Recipe, nothing
+from assay.hosting import Answer, Call, Host, Meanwhile, Recipe, bytes_of, nothing
 from assay.numbers.arithmetic import Arithmetic
 from assay.numbers.bound import Bounded
 from assay.numbers.evaluate import Evaluation, evaluate
@@ -80,7 +80,7 @@ def _digest(value: Any) -> str:
 def _pieces(value: Any) -> Iterator[bytes]:
     if isinstance(value, torch.Tensor):
         yield f"{value.dtype}{tuple(value.shape)}".encode()
-        yield value.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
+        yield bytes_of(value).numpy().tobytes()
     elif isinstance(value, Mapping):
         for name, item in value.items():
             yield f"{name}:".encode()

@@ -39,7 +39,7 @@ def fence(processes: Sequence[int]) -> bool:
 
 
 def state() -> str:
-    """Whether hosts are fenced, for the report: asked with a filter that cannot be read, which is the complaint where any is taken."""
+    """Whether hosts are fenced, for the report. Asked with an unreadable filter, of which a system complains that takes any."""
     known = _known()
     library = ctypes.CDLL(None, use_errno=True)
     if known is not None and library.syscall(known[1], _SET_FILTER, 0, None) != 0 and ctypes.get_errno() == errno.EFAULT:

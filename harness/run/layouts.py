@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from assay.hosting import bytes_of
+
 GUARD = 64  # elements of spare storage: a multiple of every vector width, so that "contiguous" stays aligned
 SENTINEL = 0xA5  # byte pattern of integer guards: far outside every valid index
 
@@ -23,15 +25,15 @@ class Placed:
 
     def inspect(self) -> tuple[bool, bool]:
         """Whether the values are unchanged, and whether the guard bands are (both bit for bit)."""
-        if _same_bits(self.buffer, self.before):
+        if same_bits(self.buffer, self.before):
             return True, True
         with torch.no_grad():
             shape, strides, offset = self.values
             now, then = (b.as_strided(shape, strides, offset) for b in (self.buffer, self.before))
-            unchanged = _same_bits(now.contiguous(), then.contiguous())
+            unchanged = same_bits(now, then)
             repaired = self.buffer.clone()
             repaired.as_strided(shape, strides, offset).copy_(then) if 0 not in strides else _refill(repaired, self)
-            return unchanged, _same_bits(repaired, self.before)
+            return unchanged, same_bits(repaired, self.before)
 
 
 def _refill(repaired: torch.Tensor, placed: Placed) -> None:
@@ -41,9 +43,9 @@ def _refill(repaired: torch.Tensor, placed: Placed) -> None:
     repaired.as_strided(cells, strides, offset).copy_(placed.before.as_strided(cells, strides, offset))
 
 
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    one, other = (t.clone(memory_format=torch.contiguous_format).reshape(-1) for t in (a, b))  # one element may have any stride
-    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether they hold the same bytes: NaN equals itself, and 0 is not -0."""
+    return torch.equal(bytes_of(one), bytes_of(other))
 
 
 def place(tensor: torch.Tensor, layout: str = "contiguous", device: str = "cpu") -> Placed:
@@ -121,7 +123,7 @@ def _strides(tensor: torch.Tensor, layout: str) -> tuple[tuple[int, ...], int]:
 def _is_constant(tensor: torch.Tensor, dim: int) -> bool:
     """Whether all slices along `dim` hold the same bits (NaN equals itself, -0 differs from 0)."""
     first = tensor.narrow(dim, 0, 1)
-    return _same_bits(tensor.contiguous(), first.expand_as(tensor).contiguous())
+    return same_bits(tensor, first.expand_as(tensor))
 
 
 def _guards(length: int, dtype: torch.dtype, device: str) -> torch.Tensor:

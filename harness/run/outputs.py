@@ -8,7 +8,7 @@ import torch
 
 from assay.hosting import RESULT_BEFORE, OutputFacts
 from assay.run.arguments import Kept
-from assay.run.layouts import Placed
+from assay.run.layouts import Placed, same_bits
 
 _HELD = 1 << 20  # elements of a result that is held until the next call
 _DEPTH = 8  # nesting of plain values that is sent; nothing in the contract nests deeper than 2
@@ -49,7 +49,7 @@ class Earlier:
 
     def follow(self, ship: Ship | None) -> tuple[str, ...]:
         """What the call that is over did to the result before it; its own result takes that one's place."""
-        changed = self._held is not None and not torch.equal(_bits(self._held[0]), _bits(self._held[1]))
+        changed = self._held is not None and not same_bits(*self._held)
         self._held = None if ship is None else _held(ship)
         return (RESULT_BEFORE,) if changed else ()
 
@@ -62,11 +62,6 @@ def _held(ship: Ship) -> tuple[torch.Tensor, torch.Tensor] | None:
     if told.shares_memory_with or there.device.type != "cpu" or there.numel() > _HELD or there.is_complex():
         return None
     return there.detach(), copy
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes, so that NaN equals itself. A copy of one element has a stride of 1, whatever the stride of that element was."""
-    return tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
 def _take_apart(result: Any) -> tuple[str, list[Any]]:

@@ -13,7 +13,7 @@ import torch
 from assay.cases import Configuration
 from assay.contract.declaration import Declaration
 from assay.errors import UsageError
-from assay.hosting import Answer, Call, Handle, Recipe
+from assay.hosting import Answer, Call, Handle, Recipe, bytes_of
 from assay.properties import Property
 from assay.run import standalone
 from assay.run.arguments import bind
@@ -152,11 +152,11 @@ def _tensor(value: torch.Tensor, layout: str = "contiguous", grad: bool = False,
 
 
 def _elements(value: torch.Tensor) -> str:
-    flat = value.detach().cpu().contiguous().reshape(-1)
+    flat = value.detach().cpu().reshape(-1)
     if flat.numel() <= LITERAL:
         finite = not flat.is_floating_point() or bool(flat.isfinite().all())
         return str(flat.tolist()) if finite else f"[{', '.join(_number(one) for one in flat.tolist())}]"
-    return repr(base64.b64encode(flat.view(torch.uint8).numpy().tobytes()).decode())
+    return repr(base64.b64encode(bytes_of(flat).numpy().tobytes()).decode())
 
 
 def _number(value: float) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from assay.errors import HostCrashedError
-from assay.hosting import Answer, Call, Handle, OutputFacts, Recipe, Refusal
+from assay.hosting import Answer, Call, Handle, OutputFacts, Recipe, Refusal, bytes_of
 
 PREFIX = struct.Struct("<4sQQ")  # mark, bytes of the header, bytes of the body
 MARK = b"asy1"
@@ -52,19 +52,11 @@ def send(channel: socket.socket, value: Any, deadline: float | None = None) -> N
         table.append([_NAMES[tensor.dtype], list(tensor.shape)])
         if count := tensor.numel() * tensor.element_size():
             padding = -count % ALIGNMENT
-            chunks += [memoryview(_as_bytes(tensor).numpy()), _ZEROS[:padding]]  # type: ignore[arg-type]
+            chunks += [memoryview(bytes_of(tensor).numpy()), _ZEROS[:padding]]  # type: ignore[arg-type]
             size += count + padding
     header = json.dumps([table, tree], separators=(",", ":")).encode()
     first = memoryview(PREFIX.pack(MARK, len(header), size) + header)
     _send_all(channel, [first, *(chunk for chunk in chunks if len(chunk))], deadline)
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in row order as uint8. One element may carry any stride and still count as contiguous."""
-    flat = tensor.reshape(-1)
-    if flat.numel() and flat.stride(0) != 1:
-        flat = flat.clone(memory_format=torch.contiguous_format)
-    return flat.view(torch.uint8)
 
 
 def _send_all(channel: socket.socket, chunks: list[memoryview], deadline: float | None) -> None:
