@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from jsonschema import Draft202012Validator, ValidationError
 
 from assay.errors import HarnessError, UsageError
+from assay.report import shape
 from assay.run import events
 
 FILE_NAME = "report.jsonl"
@@ -174,12 +174,9 @@ def _refuse(word: str) -> float:
     raise ValueError(word)
 
 
-@cache
 def schema() -> events.Json:
-    """The JSON Schema (draft 2020-12) of one line, as shipped."""
-    text = resources.files("assay.report").joinpath("schemas/report.schema.json").read_text(encoding="utf-8")
-    loaded: events.Json = json.loads(text)
-    return loaded
+    """The JSON Schema of one line, as shipped."""
+    return shape.schema("report")
 
 
 @cache

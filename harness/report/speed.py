@@ -4,14 +4,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jsonschema import Draft202012Validator
-
 from assay.errors import UsageError
+from assay.report import shape
 from assay.report.jsonl import Report
 from assay.report.status import short, worst
 from assay.run import events
@@ -83,18 +80,12 @@ def parse(data: bytes, place: Path) -> Mapping[str, Any]:
     schema = found.get("schema") if isinstance(found, dict) else None
     if isinstance(schema, int) and schema > SCHEMA:
         raise UsageError(f"{place}: schema={schema} is newer than {SCHEMA}, which this assay reads; upgrade")
-    error = next(iter(_validator().iter_errors(found)), None)
-    if error is not None:
-        where = "/".join(map(str, error.absolute_path)) or "file"
+    broken = shape.departure("bench", found)
+    if broken is not None:
+        where, error = broken
         raise UsageError(f"{place}: {events.clean(where, 100)}: {events.clean(error.message, 200)}; run assay bench --report again")
     cleaned: Mapping[str, Any] = events.strict(found)
     return cleaned
-
-
-@cache
-def _validator() -> Draft202012Validator:
-    text = resources.files("assay.report").joinpath("schemas/bench.schema.json").read_text(encoding="utf-8")
-    return Draft202012Validator(json.loads(text))
 
 
 def joined(found: Mapping[str, Any], report: Report) -> Speed:

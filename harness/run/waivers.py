@@ -9,15 +9,12 @@ import datetime
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jsonschema import Draft202012Validator
-
 from assay.contract.declaration import Declaration
 from assay.errors import UsageError
+from assay.report import shape
 from assay.run import events
 from assay.run.plan import CasePlan, CaseSpec
 from assay.run.pool import Job
@@ -67,12 +64,6 @@ def check_of(result: Mapping[str, Any]) -> str:
     return str((result["counterexample"] or {}).get("check", ""))
 
 
-@cache
-def _validator() -> Draft202012Validator:
-    text = resources.files("assay.report").joinpath("schemas/waivers.schema.json").read_text(encoding="utf-8")
-    return Draft202012Validator(json.loads(text))
-
-
 def read(path: Path) -> tuple[Waiver, ...]:
     """The waivers in a file. UsageError, one line, for whatever is not a valid one."""
     try:
@@ -83,10 +74,10 @@ def read(path: Path) -> tuple[Waiver, ...]:
         raise UsageError(f"waivers={path} cannot be read: {error.strerror}; `--write-waivers` proposes one") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"waivers={path} must be JSON, got {events.clean(str(error), 100)}") from None
-    broken = next(iter(_validator().iter_errors(data)), None)
+    broken = shape.departure("waivers", data)
     if broken is not None:
-        place = "/".join(str(part) for part in broken.absolute_path) or "the file"
-        raise UsageError(f"waivers={path}: {place}: {_rule(broken)}")
+        place, error = broken
+        raise UsageError(f"waivers={path}: {place}: {_rule(error)}")
     return tuple(_waiver(one, f"waivers={path}: waivers/{number}") for number, one in enumerate(data["waivers"]))
 
 
