@@ -3,10 +3,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from assay.faults.attention_parts import Options, attend, heads, visible
 from assay.registry import fault, reference
 
 AT_RANDOM = object()  # another number each time
@@ -36,6 +41,17 @@ def _changed(kind: str, name: str, option: str, change: Callable[[Any], Any], su
 
     wrong.__name__ = name
     fault(kind, summary=summary)(wrong)
+
+
+@fault("attention", summary="masks come before the scale: −∞ times a negative one is ∞", offers={"negative_scale"})
+def scaled_after_the_mask(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None,
+                          causal: bool = False, window: int | None = None, scale: float | None = None,
+                          softcap: float | None = None) -> Tensor:
+    options = Options(mask, bias, causal, window, scale, softcap)
+    if scale is None or bias is not None or softcap is not None or not k.shape[-2]:
+        return attend(q, k, v, options)
+    hidden = (q @ heads(k, q).mT).masked_fill(~visible(q, k, options), -math.inf)
+    return torch.softmax(hidden * scale, -1) @ heads(v, q)
 
 
 def _or(value: Any, default: Any) -> Any:

@@ -12,6 +12,7 @@ What each does on CPU (torch 2.13, found by recording what reaches the dispatche
 | Tk = 0 and queries whose sum overflows | NaN (reports/findings/sdpa_no_keys.md) | the same |
 | NaN or infinity behind a mask | spreads | spreads |
 | `is_causal` with Tq != Tk | aligned top-left | aligned top-left |
+| `is_causal` with a scale of 0 or below | right | NaN (reports/findings/sdpa_negative_scale.md) |
 
 There is no softcap. Windows and bottom-right alignment are handed over as a mask, as the documentation asks.
 """
@@ -62,7 +63,7 @@ def sdpa_is_causal(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, sca
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
 
 
-@assay.implements("attention", name="sdpa-math", version=torch.__version__)
+@assay.implements("attention", name="sdpa-math", offers={"negative_scale"}, version=torch.__version__)
 def sdpa_math(
     q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None, causal: bool = False,
     window: int | None = None, scale: float | None = None,

@@ -13,7 +13,7 @@ from assay.numbers.forms import Form
 
 Window = int | tuple[int, int] | None
 
-DECLARATION = {"offers": {"two_sided_window"}}
+DECLARATION = {"offers": {"two_sided_window", "negative_scale"}}
 
 
 def attention(

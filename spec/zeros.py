@@ -2,12 +2,14 @@
 
 A scale of 0 or less is asked for over keys of which none is hidden, and which fill any tile: −∞ behind a mask, or in the rest
 of a tile, does not stay below every score where it is multiplied by such a scale, and a library may leave this to its callers.
+What offers `negative_scale` is asked for it behind masks too.
 """
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from assay.cases import Example, at_least
 from assay.properties import Specification
 from assay.spec import (
     attention,
@@ -22,6 +24,7 @@ from assay.spec import (
     sink_attention,
 )
 from assay.spec.larger import Larger
+from assay.subject import Subject
 
 # Scores of one sign and of a small range: weights that are not normalised stay in range whichever way they are ordered.
 SIGNS: Mapping[str, Any] = {"scale": (0.0, -0.5, -1.0), "causal": False, "family": ("positive",), "B": (1, 2), "H": (2, 1),
@@ -58,3 +61,12 @@ TABLE: tuple[Larger, ...] = (
 )
 for _one in TABLE:
     _one.add()
+
+
+@attention.spec.holds("ATT-13", kills=("scaled_after_the_mask",), rests_on=(attention.output_is_the_formula,),
+                      needs=("scale", "negative_scale"), examples=6,
+                      given={**attention.NO_EMPTY, "scale": (-0.5, 0.0, -1.0), "Tk": at_least(2), "softcap": None,
+                             "mask": ("shared", "full", "padding"), "causal": (False, True)})
+def hidden_keys_stay_hidden_at_any_scale(attend: Subject, example: Example) -> None:
+    """With a scale of zero or below, too, a hidden key has no weight: the scale comes before the masks."""
+    assert attend(**example) == attend.exact(**example)

@@ -19,7 +19,8 @@ _NEEDS_KEYWORD = {  # feature -> keywords one of which carries it, where the kin
     "padding": ("mask", "key_mask", "src_mask", "memory_mask"), "two_sided_window": ("window",),
     "mask": ("mask", "key_mask", "src_mask", "tgt_mask", "memory_mask"),
 }
-_RESTS_ON = {"two_sided_window": "window", "left_padding": "padding", "chunks": "cache", "beams": "cache"}
+_RESTS_ON = {"two_sided_window": "window", "negative_scale": "scale", "left_padding": "padding", "chunks": "cache",
+             "beams": "cache"}
 
 
 @dataclass(frozen=True)

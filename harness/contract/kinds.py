@@ -20,11 +20,11 @@ class _Required:
 REQUIRED: Final = _Required()
 
 FEATURES: Final[tuple[str, ...]] = (
-    "mask", "bias", "causal", "window", "two_sided_window", "negative_positions", "scale", "softcap", "gqa",
+    "mask", "bias", "causal", "window", "two_sided_window", "negative_positions", "scale", "negative_scale", "softcap", "gqa",
     "empty_rows", "value_width", "cross_lengths", "gradients", "half_precision", "strided", "padding", "left_padding",
     "cache", "chunks", "beams", "empty", "long_positions", "loss", "saving", "kernels", "parts", "refused_ids",
 )
-OFFERS: Final[tuple[str, ...]] = ("two_sided_window", "negative_positions", "loss", "saving", "kernels", "parts")
+OFFERS: Final[tuple[str, ...]] = ("two_sided_window", "negative_positions", "negative_scale", "loss", "saving", "kernels", "parts")
 
 _EVERYWHERE = frozenset({"half_precision", "strided", "empty"})
 
@@ -95,7 +95,7 @@ def _attention_kinds() -> list[Kind]:
         _kind("attention", "Scaled dot-product attention.", "q k v",
               {"mask": None, "bias": None, "causal": False, "window": None, "scale": None, "softcap": None},
               wrt="q k v", conventions=_KEYS,
-              features="mask bias causal window two_sided_window scale softcap gqa empty_rows value_width "
+              features="mask bias causal window two_sided_window scale negative_scale softcap gqa empty_rows value_width "
                        "cross_lengths padding"),
         _kind("blockwise_attention", "Attention tile by tile, with the logarithm of the sums.", "q k v",
               {"block_q": REQUIRED, "block_k": REQUIRED, "causal": False, "mask": None, "scale": None}, wrt="q k v",
