@@ -172,7 +172,7 @@ def _block(one: Mapping[str, Any], width: int) -> list[str]:
 
 def _happened(one: Mapping[str, Any]) -> str:
     """What the message says went wrong, without place and alternatives, which have lines of their own."""
-    text = failure.first_line(failure.said(one)).partition(" Consistent with: ")[0]
+    text = failure.first_line(failure.happened(one))
     return text.partition(": ")[2] if text.startswith("Not so at ") else text.rpartition(": ")[2]
 
 

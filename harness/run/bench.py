@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -80,6 +81,7 @@ def run(targets: Sequence[str], *, kind: str | None = None, dtypes: Sequence[str
 
 def _run(request: Mapping[str, Any], report: BenchReport) -> None:
     """The rows of one process, and how it ended where that was not by itself."""
+    known = report.ended
     process = subprocess.Popen([sys.executable, "-m", "assay.run.timing"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with process:
         assert process.stdin is not None
@@ -98,8 +100,10 @@ def _run(request: Mapping[str, Any], report: BenchReport) -> None:
         except BaseException:  # Ctrl-C, or a request that is refused: nobody reads on
             process.kill()
             raise
-    if process.returncode > 0:
-        report.ended += (f"the process ended with code {process.returncode}; what was measured before stands",)
+    if process.returncode and report.ended == known:  # by itself, or by a signal that was not ours
+        code = process.returncode
+        how = f"ended with code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+        report.ended += (f"the process {how}; what was measured before stands",)
 
 
 def _told(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:

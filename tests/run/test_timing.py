@@ -41,11 +41,11 @@ def test_own_implementations_stand_beside_their_peer(tmp_path: Path) -> None:
     assert any("mine" in line for line in report.lines())
 
 
-def test_what_was_measured_survives_a_process_that_dies(tmp_path: Path) -> None:
-    dies = OWN.replace('raise RuntimeError("no kernel for this size")', "os._exit(3)")
-    (tmp_path / "own.py").write_text(dies)
+@pytest.mark.parametrize(("end", "told"), [("os._exit(3)", "code 3"), ("os.kill(os.getpid(), 11)", "SIGSEGV")])
+def test_what_was_measured_survives_a_process_that_dies(tmp_path: Path, end: str, told: str) -> None:
+    (tmp_path / "own.py").write_text(OWN.replace('raise RuntimeError("no kernel for this size")', end))
     report = bench.run([str(tmp_path / "own.py")], rounds=2)
-    assert "code 3" in report.ended[0]
+    assert told in report.ended[0]
     assert report.lines()[-1] == report.ended[0]
 
 
