@@ -1,9 +1,12 @@
 """The references compiled by torch: the same formulas, rewritten by a compiler.
 
 `compiled-aot-…` (backend aot_eager) traces, makes functional and differentiates ahead of time, and runs torch's own kernels;
-it takes every option. `compiled-inductor-…` writes C++ too: tens of seconds a graph, so two sets of options in two types, and
-only where it is named, or by the profile `deep`. A call that no compiled graph served is never passed off as one
-(`compiling.Compiled`).
+it takes every option. `compiled-inductor-…` writes C++ too: tens of seconds a graph, so two sets of options in two types. That,
+and all kinds but the first five, run only where they are named, or by the profile `deep`. A call that no compiled graph served is
+never passed off as one (`compiling.Compiled`).
+
+No whole graph holds a reference that branches on values: ids, lengths, experts chosen or a seed. Those kinds are not here; the
+property `compiling_does_not_matter` compiles what can be of everyone's.
 """
 from __future__ import annotations
 
@@ -19,6 +22,10 @@ from assay.compiling import Compiled
 from assay.registry import reference
 
 KINDS = ("softmax", "attention", "rotary", "layer_norm", "rms_norm")
+FURTHER = ("alibi", "batch_norm", "block", "blockwise_attention", "decoder", "encoder", "feed_forward", "gated_feed_forward",
+           "latent_attention", "load_balancing_loss", "logits_filter", "multi_head_attention", "patchify", "policy_loss",
+           "preference_loss", "qk_norm_attention", "router", "router_z_loss", "sigmoid_router", "sink_attention", "sinusoidal",
+           "unembedding")
 VERSION = torch.__version__
 
 
@@ -27,7 +34,7 @@ def compiled(kind: str, backend: str, **options: Any) -> Compiled:
     return Compiled(getattr(reference(kind), kind), backend, **options)
 
 
-AOT = {kind: compiled(kind, "aot_eager") for kind in KINDS}
+AOT = {kind: compiled(kind, "aot_eager") for kind in (*KINDS, *FURTHER)}
 # Building the C++ takes longest, whatever the sizes are: so they are symbols from the first graph on.
 INDUCTOR = {kind: compiled(kind, "inductor", shapes=0) for kind in KINDS}
 
@@ -42,6 +49,9 @@ def whole_call(kind: str) -> Callable[..., Tensor]:
 
 for name in ("softmax", "attention", "layer_norm", "rms_norm"):
     assay.implements(name, name=f"compiled-aot-{name}", version=VERSION)(whole_call(name))
+for name in FURTHER:
+    options = getattr(reference(name), "DECLARATION", {})
+    assay.implements(name, **{**options, "name": f"compiled-aot-{name}", "version": VERSION, "deep": True})(whole_call(name))
 
 
 @assay.implements("rotary", name="compiled-aot-rotary", version=VERSION, offers={"negative_positions"})

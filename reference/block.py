@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -22,8 +22,7 @@ PROJECTIONS = ("w_q", "w_k", "w_v", "w_o")
 OPTIONAL = ("b_q", "b_k", "b_v", "b_o", "w_gate")
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """The components that a layer is made of, each in one form."""
 
     attention: Callable[..., Tensor] = _multi_head.multi_head_attention
@@ -32,6 +31,9 @@ class Parts:
     mlp: Callable[..., Tensor] = _feed_forward.feed_forward
     swiglu: Callable[..., Tensor] = _gated.gated_feed_forward
     moe: Callable[..., Tensor] = _moe.FORMS[0].forward  # every expert at once: nothing hangs on values
+
+
+AS_WRITTEN = Parts()
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Settings:
     top_k: int | None = None
     router: str = "softmax_of_topk"
     capacity: str = "none"
-    parts: Parts = field(default_factory=Parts)
+    parts: Parts = AS_WRITTEN
 
 
 def block(

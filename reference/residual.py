@@ -39,13 +39,13 @@ def residual(
     if placement not in PLACEMENTS:
         raise ValueError(f"placement={placement!r} must be one of {PLACEMENTS}, got {placement!r}; choose one of them")
     pair = isinstance(norm, (tuple, list))
-    if pair != (placement == "sandwich") or (pair and len(cast(tuple[Map, Map], norm)) != 2):
+    if pair != (placement == "sandwich") or (pair and len(cast("tuple[Map, Map]", norm)) != 2):
         rule = "a pair (before, after)" if placement == "sandwich" else "one callable"
         raise ValueError(f"norm={norm!r} must be {rule} for placement {placement!r}, got {norm!r}; pass {rule}")
     if placement == "sandwich":
-        before, after = cast(tuple[Map, Map], norm)
+        before, after = cast("tuple[Map, Map]", norm)
         return x + after(sublayer(before(x)))
-    single = cast(Map, norm)
+    single = cast("Map", norm)
     if placement == "pre":
         return x + sublayer(single(x))
     if placement == "post":
