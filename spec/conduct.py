@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from assay.cases import Cases, Example, at_least
+from assay.contract.kinds import KINDS
 from assay.errors import NotExercisedError
 from assay.hosting import RESULT_BEFORE, Answer, Recipe
 from assay.ledger import fact, identical
@@ -86,7 +87,7 @@ def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tup
     add("layouts", "memory_layout_does_not_matter", _layouts(agree), "Transposed, sliced, offset and expanded inputs, and inputs "
         "that each lie differently, give what contiguous ones give.", ("conduct_strides_ignored", *_of_several(spec)),
         needs=("strided",), rests_on=(ids["form"], formula_id), invariance="strides")
-    if "Dv" in spec.cases.dims:
+    if not {"v", "v_cache"}.isdisjoint(KINDS[kind].arguments):
         add("apart", "keys_and_values_may_lie_differently", _apart(agree), "Queries, keys and values may each have strides of "
             "their own, also where their shapes are the same.", ("conduct_strides_of_the_keys",), needs=("strided",),
             rests_on=(ids["form"], formula_id), given=_alike(spec), invariance="strides")
