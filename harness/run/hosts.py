@@ -38,6 +38,9 @@ START_PATIENCE = 60.0  # for the zygote to import torch and fork: ours, not the 
 READING = 1.0  # for an answer that came while we did something else
 END_PATIENCE = 0.5  # between a closed connection and the end of the process that had it
 FOR_JUDGES = ("hypothesis", "assay.run.judging")
+# torch keeps a kernel compiled for each of the last 1024 shapes of products in bfloat16, half a megabyte each, in two caches;
+# examples hardly ever share a shape, so judges and hosts grew to twice their size.
+FEW_KERNELS = {"LRU_CACHE_CAPACITY": "16", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
 _NO_MEMORY = re.compile(r"bad_alloc|MemoryError|Cannot allocate memory|can't allocate memory")
 
 
@@ -71,7 +74,7 @@ class Zygote:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "assay.run.zygote", self.address, str(listener.fileno()), *preload],
                 stdin=subprocess.PIPE, stdout=2, pass_fds=(listener.fileno(),), start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1",
+                env={**FEW_KERNELS, **os.environ, "OMP_NUM_THREADS": "1",
                      "HYPOTHESIS_STORAGE_DIRECTORY": os.path.join(self._folder.name, "hypothesis")})
 
     @property
