@@ -234,7 +234,8 @@ class Cases:
     # -------------------------------------------------------------------------------------------- options
     def options(self, claims: Declaration, given: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
         """What each letter, flag, `family` and `layout` may be, after claims, limits and the property's `given`."""
-        found = {letter: self._sizes(letter, sizes, claims) for letter, sizes in self.dims.items()}
+        found: dict[str, tuple[Any, ...]] = {
+            letter: self._sizes(letter, sizes, claims) for letter, sizes in self.dims.items()}
         found |= {flag: self._choices(flag, choices, claims) for flag, choices in self.flags.items()}
         found |= {"family": self.families, "layout": self.layouts if claims.claims("strided") else ("contiguous",)}
         return {name: self._chosen(name, given[name], choices, claims) if name in given else choices

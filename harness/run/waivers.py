@@ -76,8 +76,8 @@ def read(path: Path) -> tuple[Waiver, ...]:
         raise UsageError(f"waivers={path} must be JSON, got {events.clean(str(error), 100)}") from None
     broken = shape.departure("waivers", data)
     if broken is not None:
-        place, error = broken
-        raise UsageError(f"waivers={path}: {place}: {_rule(error)}")
+        place, what = broken
+        raise UsageError(f"waivers={path}: {place}: {_rule(what)}")
     return tuple(_waiver(one, f"waivers={path}: waivers/{number}") for number, one in enumerate(data["waivers"]))
 
 
