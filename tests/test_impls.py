@@ -26,7 +26,8 @@ FLOAT32_INSIDE = ("hf-llama-rms-norm", "hf-llama-rotary", "hf-gpt-neox-rotary", 
                   "rotary-embedding-torch", "hf-llama-eager",
                   "hf-mixtral-router", "hf-mixtral-moe", "hf-deepseek-v3-router", "hf-mixtral-load-balancing",
                   "hf-switch-load-balancing", "hf-qwen3-attention", "hf-olmo2-attention", "hf-deepseek-v3-attention",
-                  "hf-deepseek-v2-attention", "hf-switch-router", "hf-nllb-router")
+                  "hf-deepseek-v2-attention", "hf-switch-router", "hf-nllb-router", "x-transformers-attend",
+                  "x-transformers-sink", "x-transformers-attention", "x-transformers-rotary")
 
 
 class Draw:
@@ -291,7 +292,7 @@ OPTIONS = {made.kind: set(registry.kind_named(made.kind).options) for made in bu
 @pytest.mark.parametrize("made", [made for made in built_in() if made.kind not in RANDOM],
                          ids=lambda made: f"{made.kind}/{made.name}")
 def test_it_agrees_with_the_reference(made: Declaration) -> None:
-    single = made.name in FLOAT32_INSIDE or made.name.startswith("triton-") or made.dtypes == ("float32",)
+    single = made.name in FLOAT32_INSIDE or made.name.startswith(("triton-", "jax-")) or made.dtypes == ("float32",)
     dtype = torch.float32 if single else torch.float64
     assert made.function is not None
     options, tried = OPTIONS[made.kind], 0
