@@ -65,9 +65,10 @@ class AttentionCases(Cases):
         return found if outcome == "zeros" or found.flags["mask"] in EMPTYING_MASKS or not dims["Tk"] else without_empty_rows(found)
 
     def may_be_refused(self, configuration: Configuration) -> bool:
-        """torch's own flex_attention raises without a batch entry or a key, and with a bias without a query too."""
-        dims = configuration.dims
-        return dims["B"] == 0 or dims["Tk"] == 0 or (dims["Tq"] == 0 and configuration.flags["bias"] != "none")
+        """torch's own flex_attention raises without a batch entry or a key, and without a query where it asks for its index."""
+        dims, flags = configuration.dims, configuration.flags
+        indexed = flags["causal"] or flags["window"] is not None or (flags["mask"], flags["bias"]) != ("none", "none")
+        return dims["B"] == 0 or dims["Tk"] == 0 or (dims["Tq"] == 0 and indexed)
 
     def build(self, configuration: Configuration, dtype: torch.dtype) -> Example:
         d, flags, seed = configuration.dims, configuration.flags, configuration.seed
