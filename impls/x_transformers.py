@@ -119,9 +119,9 @@ def rotary(x: Tensor, positions: Tensor, *, base: float = 10000.0, rotary_dim: i
     return out
 
 
-@assay.implements("alibi", name="x-transformers-alibi", dtypes=("float32",), grad=False, **OPTIONS)
+@assay.implements("alibi", name="x-transformers-alibi", dtypes=("float32",), grad=False, lacks={"empty"}, **OPTIONS)
 def alibi(num_heads: int, q_len: int, k_len: int) -> Tensor:
-    """`AlibiPositionalBias`."""
+    """`AlibiPositionalBias`, whose notation of axes knows none of length 0."""
     out: Tensor = library().AlibiPositionalBias(num_heads)(q_len, k_len)
     return out
 
@@ -161,11 +161,14 @@ def network(x: Tensor, inner: int, outer: int, activation: str, weights: Mapping
     return out
 
 
+# Two calls that it takes and answers wrongly are refused here (reports/findings/x_transformers_filters.md).
 @assay.implements("logits_filter", name="x-transformers-filters", conventions={"topp_boundary": "exceed"}, grad=False, **OPTIONS)
 def logits_filter(logits: Tensor, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None) -> Tensor:
     """`top_k`, then `top_p`, on logits divided by the temperature."""
     if temperature <= 0:
         raise ValueError(f"temperature={temperature} must be above 0; choose one above 0")
+    if (top_k is not None and top_k < 1) or top_p == 1:
+        raise NotImplementedError(f"top_k={top_k}, top_p={top_p}: k below 1 empties the row, and p = 1 drops tokens by rounding")
     wrapper, z = late("x_transformers.autoregressive_wrapper"), logits / temperature
     if top_k is not None:
         z = wrapper.top_k(z, k=top_k)
