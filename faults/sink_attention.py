@@ -292,7 +292,8 @@ def sink_as_a_key(c: Call) -> Tensor:
     return torch.softmax(s, -1) @ v
 
 
-@planted(benign, "tile by tile with a running maximum that begins at the sink")
+@planted(benign, "tile by tile with a running maximum that begins at the sink, sums kept in the type",
+         arithmetic={"accumulate": "input"})
 def online_from_the_sink(c: Call) -> Tensor:
     s, values, top = scores(c), heads(c.v, c.q), column(c)
     total, out = torch.ones_like(top), c.q.new_zeros(*c.q.shape[:3], c.v.shape[-1])

@@ -29,7 +29,7 @@ DEFAULTS: Mapping[str, Mapping[str, tuple[str, Any]]] = {
 }
 
 
-def _changed(kind: str, name: str, option: str, change: Callable[[Any], Any], summary: str) -> None:
+def _changed(kind: str, name: str, option: str, change: Callable[[Any], Any], summary: str, **options: Any) -> None:
     """Register the right way with one option changed on its way in."""
     right = getattr(reference(kind), kind)
     signature = inspect.signature(right)
@@ -40,7 +40,7 @@ def _changed(kind: str, name: str, option: str, change: Callable[[Any], Any], su
         return right(**given if option not in given else {**given, option: change(given[option])})
 
     wrong.__name__ = name
-    fault(kind, summary=summary)(wrong)
+    fault(kind, summary=summary, **options)(wrong)
 
 
 @fault("attention", summary="masks come before the scale: −∞ times a negative one is ∞", offers={"negative_scale"})
@@ -65,5 +65,4 @@ def _unsigned(value: Any) -> Any:
 for _kind, _faults in DEFAULTS.items():
     for _name, (_option, _default) in _faults.items():
         _changed(_kind, _name, _option, functools.partial(_or, default=_default), f"{_option}=0 is false, and so the default")
-        if _option == "scale":
-            _changed(_kind, "sign_of_the_scale_lost", _option, _unsigned, "only the size of the scale counts")
+_changed("attention", "sign_of_the_scale_lost", "scale", _unsigned, "only the size of the scale counts", offers={"negative_scale"})

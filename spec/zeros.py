@@ -1,8 +1,8 @@
-"""Values of options that are false in Python, or below zero, and count all the same: what is written `scale or default` loses them.
+"""Values of options that are false in Python and count all the same: what is written `scale or default` loses them.
 
-A scale of 0 or less is asked for over keys of which none is hidden, and which fill any tile: −∞ behind a mask, or in the rest
-of a tile, does not stay below every score where it is multiplied by such a scale, and a library may leave this to its callers.
-What offers `negative_scale` is asked for it behind masks too.
+A scale of 0 is asked for over keys of which none is hidden, and which fill any tile: −∞ behind a mask, or in the rest of a tile,
+does not stay below every score where it is multiplied by it, and a library may leave this to its callers. A scale below 0 is asked
+of what offers `negative_scale` alone, behind masks too: kernels multiply by its root, or take the largest score before it.
 """
 from __future__ import annotations
 
@@ -26,19 +26,16 @@ from assay.spec import (
 from assay.spec.larger import Larger
 from assay.subject import Subject
 
-# Scores of one sign and of a small range: weights that are not normalised stay in range whichever way they are ordered.
-SIGNS: Mapping[str, Any] = {"scale": (0.0, -0.5, -1.0), "causal": False, "family": ("positive",), "B": (1, 2), "H": (2, 1),
-                            "D": (2, 4), "Dv": (2, 4)}
+ZERO: Mapping[str, Any] = {"scale": 0.0, "causal": False, "family": ("positive",), "B": (1, 2), "H": (2, 1), "D": (2, 4),
+                           "Dv": (2, 4)}
 SEEN: Mapping[str, Any] = {"Tq": (2, 3, 1), "Tk": (128,), "window": None, "lengths": "free"}
-SCALE_KILLS = ("scale_of_zero_taken_for_none", "sign_of_the_scale_lost")
 
 
 def _scale(spec: Specification, statement: str, given: Mapping[str, Any], rests_on: str = "output_is_the_formula") -> Larger:
     names = {*spec.cases.dims, *spec.cases.flags, "family"}
-    chosen = {name: choice for name, choice in {**SIGNS, **given}.items() if name in names}
-    return Larger(spec, "scale_may_be_zero_or_negative", "A scale is a number like any other: at 0 all keys count alike, below 0 "
-                  "the least similar key counts most.", statement, SCALE_KILLS, chosen, gradient=None, rests_on=rests_on,
-                  needs=("scale",))
+    chosen = {name: choice for name, choice in {**ZERO, **given}.items() if name in names}
+    return Larger(spec, "scale_may_be_zero", "A scale of 0 is a number like any other: all keys count alike.", statement,
+                  ("scale_of_zero_taken_for_none",), chosen, gradient=None, rests_on=rests_on, needs=("scale",))
 
 
 TABLE: tuple[Larger, ...] = (
@@ -63,8 +60,8 @@ for _one in TABLE:
     _one.add()
 
 
-@attention.spec.holds("ATT-13", kills=("scaled_after_the_mask",), rests_on=(attention.output_is_the_formula,),
-                      needs=("scale", "negative_scale"), examples=6,
+@attention.spec.holds("ATT-13", kills=("scaled_after_the_mask", "sign_of_the_scale_lost"),
+                      rests_on=(attention.output_is_the_formula,), needs=("scale", "negative_scale"), examples=6,
                       given={**attention.NO_EMPTY, "scale": (-0.5, 0.0, -1.0), "Tk": at_least(2), "softcap": None,
                              "mask": ("shared", "full", "padding"), "causal": (False, True)})
 def hidden_keys_stay_hidden_at_any_scale(attend: Subject, example: Example) -> None:
