@@ -106,9 +106,10 @@ def placed(w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, num_heads: int, g
 
 def rotation(positions: Tensor, width: int, base: float, device: torch.device) -> Any:
     """`RotaryEmbedding`'s angles, and the 1 by which it scales what it turned."""
-    if width == 2:
-        raise NotImplementedError("D=2: the constructor divides by the width less 2")
-    return library().RotaryEmbedding(width, base=base).to(device)(positions)
+    module: Any = library().RotaryEmbedding(max(width, 4), base=base)
+    if width == 2:  # the constructor divides by the width less 2: a single pair gets its one frequency, 1, placed
+        module.inv_freq = torch.ones(1)
+    return module.to(device)(positions)
 
 
 @assay.implements("rotary", name="x-transformers-rotary", lacks={"empty"}, arithmetic={"angles": "float32"}, **OPTIONS)

@@ -251,8 +251,9 @@ RANDOM = {
 def built_in() -> list[Declaration]:
     """What this folder is about."""
     # Those of the profile deep write and build C++ for each example, half a minute each. What runs on CUDA alone is for `make gpu`.
+    # A factory's model has weights of its own: there is no formula that it agrees with.
     return [made for made in registry.declarations() if made.builtin and made.name != "reference" and not made.deep
-            and (made.devices is None or "cpu" in made.devices)]
+            and (made.devices is None or "cpu" in made.devices) and not registry.kind_named(made.kind).factory]
 
 
 def asks_too_much(made: Declaration, example: Example) -> bool:

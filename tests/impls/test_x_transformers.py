@@ -125,6 +125,34 @@ def test_the_gate_is_what_is_activated() -> None:
     assert glu(one, one, zero, one, activation="relu").item() == 0
 
 
+@pytest.mark.parametrize("name", ["x-transformers-decoder", "x-transformers-decoder-alibi"])
+def test_models_are_the_library_s_with_weights_from_the_seed(name: str) -> None:
+    make, ids = registry.get("causal_lm", name), torch.tensor([[5, 3, 8, 13]])
+    model, state = make(seed=1), torch.get_rng_state()
+    torch.testing.assert_close(model(ids), make(seed=1)(ids), rtol=0, atol=0)
+    assert not torch.allclose(model(ids), make(seed=2)(ids)) and torch.equal(state, torch.get_rng_state())
+    torch.testing.assert_close(model(ids), model.net(ids))
+
+
+@pytest.mark.parametrize("name", ["x-transformers-decoder", "x-transformers-decoder-alibi"])
+def test_a_step_takes_new_tokens_alone(name: str) -> None:
+    model, ids = registry.get("causal_lm", name)(seed=1), torch.tensor([[5, 3, 8, 13, 21]])
+    whole, cache, found = model(ids), None, []
+    for begin, end in ((0, 2), (2, 4), (4, 5)):
+        logits, cache = model.step(ids[:, begin:end], cache)
+        found.append(logits)
+    torch.testing.assert_close(torch.cat(found, 1), whole)
+
+
+def test_the_other_attention_is_in_force() -> None:
+    from x_transformers.attend import Attend
+
+    model, ids = registry.get("causal_lm", "x-transformers-decoder")(seed=1), torch.tensor([[5, 3, 8]])
+    torch.testing.assert_close(model.through(ids), model(ids))
+    for net, flash in ((model.net, False), (model.fused, True)):
+        assert {module.flash for module in net.modules() if isinstance(module, Attend)} == {flash}
+
+
 @pytest.mark.parametrize("finding", ["x_transformers_no_keys", "x_transformers_filters"])
 def test_the_findings_stand_or_a_refusal_is_stale(finding: str) -> None:
     """`lacks={"empty_rows"}` rests on the one, the filters' refusals on the other."""
