@@ -18,9 +18,9 @@ def softmax(x: Any, *, dim: int = -1) -> Any:
     return late("jax").nn.softmax(x, axis=dim)
 
 
-# Queries and keys are both counted from the first; what is hidden gets one large negative number, so that a query without keys has
-# the mean of all values. Values are as wide as keys.
-@assay.implements("attention", name="jax-dot-product-attention", lacks={"value_width"},
+# Queries and keys are both counted from the first; what the mask hides gets one large negative number, so that a query without keys
+# has the mean of all values, but not where a bias hides some (reports/findings/jax_hidden_keys.md). Values are as wide as keys.
+@assay.implements("attention", name="jax-dot-product-attention", lacks={"value_width", "empty_rows"}, offers={"two_sided_window"},
                   conventions={"causal_alignment": "top_left", "empty_row": "mean"}, **OPTIONS)
 @bridged(jit=True)
 def attention(q: Any, k: Any, v: Any, *, mask: Any = None, bias: Any = None, causal: bool = False,

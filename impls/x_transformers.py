@@ -112,7 +112,7 @@ def rotation(positions: Tensor, width: int, base: float, device: torch.device) -
     return module.to(device)(positions)
 
 
-@assay.implements("rotary", name="x-transformers-rotary", lacks={"empty"}, arithmetic={"angles": "float32"}, **OPTIONS)
+@assay.implements("rotary", name="x-transformers-rotary", lacks={"empty"}, offers={"negative_positions"}, **OPTIONS)
 def rotary(x: Tensor, positions: Tensor, *, base: float = 10000.0, rotary_dim: int | None = None) -> Tensor:
     """`RotaryEmbedding` for the angles, `apply_rotary_pos_emb` for the turn; neighbours form a pair, and no position is refused."""
     angles, factor = rotation(positions, x.shape[-1] if rotary_dim is None else rotary_dim, base, x.device)

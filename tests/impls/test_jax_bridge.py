@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
@@ -181,6 +182,14 @@ def attention(**options: Any) -> Tensor:
 def test_a_mask_says_what_is_kept() -> None:
     assert attention(mask=torch.eye(3, dtype=torch.bool)).flatten().tolist() == [1, 10, 100]
     torch.testing.assert_close(attention(mask=torch.zeros(3, 3, dtype=torch.bool)).flatten(), torch.full((3,), 37.0))
+
+
+def test_the_finding_stands_or_the_declaration_is_stale() -> None:
+    """`lacks={"empty_rows"}` rests on it."""
+    page = Path(__file__).resolve().parents[2] / "reports" / "findings" / "jax_hidden_keys.py"
+    with pytest.raises(SystemExit) as ended:
+        run_path(str(page))
+    assert ended.value.code == 1
 
 
 def test_causality_and_windows_count_from_the_first_token() -> None:
