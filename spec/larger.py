@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from assay.cases import Example
@@ -31,8 +31,8 @@ class Larger:
     """One property: what the checks say, where some axes are long.
 
     given: sizes and options of its examples. output, gradient: what outputs are held by, and gradients where they are claimed.
-    rests_on: the property that must hold before this one is asked. layout: beside a contiguous one. types: where no input has one.
-    examples: drawn besides those of the boundary.
+    rests_on: the property that must hold before this one is asked. layout: beside a contiguous one. conventions: as of a property,
+    where the checks hold for these alone. examples: drawn besides those of the boundary.
     """
 
     spec: Specification
@@ -45,6 +45,7 @@ class Larger:
     gradient: Check | None = gradients
     rests_on: str = "output_is_the_formula"
     needs: tuple[str, ...] = ()
+    conventions: Mapping[str, Any] = field(default_factory=dict)
     layout: str = "head_last"
     examples: int = 3
 
@@ -59,5 +60,5 @@ class Larger:
         families = tuple(name for name in FAMILIES if name in self.spec.cases.families)
         types = ("float32",) if self.spec.kind in ("alibi", "sinusoidal") else None  # no input has a type to follow
         self.spec.holds(self.statement, kills=self.kills, rests_on=(f"{self.spec.kind}/{self.rests_on}",), needs=self.needs,
-                        dtypes=types, given={"family": families, "layout": ("contiguous", self.layout), **self.given},
-                        examples=self.examples)(prop)
+                        conventions=self.conventions, dtypes=types, examples=self.examples,
+                        given={"family": families, "layout": ("contiguous", self.layout), **self.given})(prop)

@@ -38,7 +38,8 @@ MANY, WIDE = (65, 130, 300), (130, 257, 513)
 
 
 def _feed_forward() -> Sequence[Larger]:
-    short: Mapping[str, Any] = {"B": 1, "C": (2, 1, 3), "F": (3, 2)}
+    smooth = feed_forward.SMOOTH_PLACES[:2]  # no token is exactly 0, where relu has no gradient
+    short: Mapping[str, Any] = {"B": 1, "C": (2, 1, 3), "F": (3, 2), "family": smooth}
     rows = []
     for kind, statement in ((feed_forward, "FFN-1"), (gated_feed_forward, "GLU-1")):
         checks = (kind.output_is_the_formula, kind.gradients_are_the_formula)
@@ -57,6 +58,7 @@ def _experts() -> Sequence[Larger]:
     few: Mapping[str, Any] = {"C": (2, 3), "E": (4, 3), "K": (2, 1)}
     routed = (router.agree, router.gradient_is_the_formula)
     mixed, grouped = (moe.agree, moe.gradients_are_the_formula), (sigmoid_router.agree, sigmoid_router.gradient_is_the_formula)
+    mixture = functools.partial(Layer, moe.spec, conventions=moe.KEEPS)
     tokens = "Some hundred tokens are routed, each by its own scores."
     choices = "Of some hundred experts the best are chosen, with the weights of the formula."
     return (
@@ -67,10 +69,10 @@ def _experts() -> Sequence[Larger]:
                {"E": (4, 8), "K": (2, 1), "N": MANY}, *grouped),
         Layer(sigmoid_router.spec, "many_experts_are_right", choices, "X-SIGR-1", ("beyond_64_experts",),
                {"N": (1, 3), "E": (72, 128, 256), "K": (2, 8)}, *grouped),
-        Layer(moe.spec, "many_tokens_are_right", "Some hundred tokens get their experts' outputs, however many want one.",
-               "MOE-7", ("beyond_64_tokens", "capacity_of_fifty"), {**few, "B": 1, "F": (2, 3), "T": MANY}, *mixed),
-        Layer(moe.spec, "many_experts_are_right", "Of up to 130 experts the best are mixed, and get gradients.", "MOE-1",
-               ("beyond_32_experts",), {"B": 1, "T": (1, 3), "C": (4, 8), "F": 2, "E": (33, 64, 130), "K": 2}, *mixed),
+        mixture("many_tokens_are_right", "Some hundred tokens get their experts' outputs, however many want one.", "MOE-7",
+                ("beyond_64_tokens", "capacity_of_fifty"), {**few, "B": 1, "F": (2, 3), "T": MANY}, *mixed),
+        mixture("many_experts_are_right", "Of up to 130 experts the best are mixed, and get gradients.", "MOE-1",
+                ("beyond_32_experts",), {"B": 1, "T": (1, 3), "C": (4, 8), "F": 2, "E": (33, 64, 130), "K": 2}, *mixed),
     )
 
 
