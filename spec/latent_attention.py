@@ -16,14 +16,13 @@ from assay.spec.conduct import add_conduct, nothing_upstream
 from assay.spec.qk_norm_attention import EPS, draw_positions
 from assay.subject import Subject
 
-TOKENS = 12_000  # multiply-adds of one example, about
-
 
 class LatentAttentionCases(Cases):
     """D channels of a head that are not turned, R that are, Dv of its values; latents narrower and wider than the tokens; queries
     from the tokens or from a latent of their own."""
 
     kind = "latent_attention"
+    budget = 12_000  # multiply-adds of one example, about
     dims = {"B": (2, 1, 3, 0), "T": (3, 1, 2, 5, 8, 9), "C": (6, 4, 3, 8, 16), "H": (2, 1, 4, 3), "D": (4, 2, 3, 1, 8),
             "R": (2, 4, 8), "Dv": (3, 4, 2, 1, 8), "Lk": (5, 4, 2, 8, 3), "Lq": (4, 3, 2, 6)}
     flags = {"queries": ("plain", "compressed"), "positions": ("index", "none", "offset", "batch"), "causal": (False, True, True),
@@ -41,7 +40,7 @@ class LatentAttentionCases(Cases):
         if not claims.claims("empty"):
             dims["B"] = max(1, dims["B"])
         token = dims["H"] * (dims["D"] + dims["R"] + dims["Dv"]) * (dims["C"] + dims["Lk"] + dims["T"])
-        while token * dims["B"] * dims["T"] > TOKENS and dims["T"] > 2:
+        while token * dims["B"] * dims["T"] > self.budget and dims["T"] > 2:
             dims["T"] //= 2
         return replace(configuration, dims=dims, flags=flags)
 

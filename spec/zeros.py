@@ -31,6 +31,12 @@ ZERO: Mapping[str, Any] = {"scale": 0.0, "causal": False, "family": ("positive",
 SEEN: Mapping[str, Any] = {"Tq": (2, 3, 1), "Tk": (128,), "window": None, "lengths": "free"}
 
 
+class WholeTiles(latent_attention.LatentAttentionCases):
+    """Sequences that fill any tile, of few and narrow heads."""
+
+    budget = 500_000
+
+
 def _scale(spec: Specification, statement: str, given: Mapping[str, Any], rests_on: str = "output_is_the_formula") -> Larger:
     names = {*spec.cases.dims, *spec.cases.flags, "family"}
     chosen = {name: choice for name, choice in {**ZERO, **given}.items() if name in names}
@@ -45,8 +51,9 @@ TABLE: tuple[Larger, ...] = (
            "output_is_attention_over_the_blocks"),
     _scale(sink_attention.spec, "X-SINK-1", {**SEEN, "sinks": ("drawn", "zeros", "steps")}),
     _scale(qk_norm_attention.spec, "X-QKN-1", {**SEEN, "positions": "none"}),
-    _scale(packed_attention.spec, "X-PACK-1", {**SEEN, "lengths": "equal", "keys": "other"}),
-    _scale(latent_attention.spec, "X-MLA-1", {"positions": "none", "T": (3, 5, 8, 2)}),
+    _scale(packed_attention.spec, "X-PACK-1", {**SEEN, "B": 1, "lengths": "equal", "keys": "other"}),
+    _scale(Specification("latent_attention", WholeTiles()), "X-MLA-1", {"positions": "none", "B": 1, "T": 128, "R": (2, 4),
+                                                                        "C": (3, 4), "Lk": (2, 3)}),
     Larger(batch_norm.spec, "momentum_may_be_zero", "With a momentum of 0 the running statistics stay, or are the batch's where "
            "the old ones are weighed by it.", "BN-4", ("momentum_of_zero_taken_for_the_default",),
            {"momentum": 0.0, "training": True, "N": (4, 2, 8)}, gradient=None, rests_on="running_statistics_move_by_the_momentum"),
