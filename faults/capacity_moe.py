@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from assay.faults.moe import gated
-from assay.faults.planting import bent, planter
+from assay.faults.planting import plant_outputs, planter
 from assay.faults.router import best, refuse
 from assay.registry import benign, fault
 
@@ -255,14 +255,7 @@ def lonely_token_skipped(m: Queue) -> Tensor:
     return mixed(m, kept(m) & (held[m.choice] != 1))
 
 
-@planted(fault, "negated")
-def negated(m: Queue) -> Tensor:
-    return -mixed(m)
-
-
-@planted(fault, "zeros")
-def zeros(m: Queue) -> Tensor:
-    return mixed(m) * 0
+plant_outputs(planted, mixed)
 
 
 @planted(fault, "the router gets no gradient")
@@ -299,11 +292,6 @@ def router_gradient_renormalised(m: Queue) -> Tensor:
 def last_expert_detached(m: Queue) -> Tensor:
     return mixed(m, expert=lambda e, t: m.expert(e, t).detach() if e == m.experts - 1 else m.expert(e, t)) + 0 * sum(
         w[-1].clamp(-1, 1).sum() for w in (m.w_gate, m.w_up, m.w_down))
-
-
-@planted(fault, "the upstream gradient is taken for ones")
-def upstream_taken_for_ones(m: Queue) -> Tensor:
-    return bent(mixed(m), torch.ones_like)
 
 
 @planted(benign, "GShard's dispatch and combine: one product with a mask over (token, expert, place)")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from assay.faults.planting import planter, wide
+from assay.faults.planting import plant_outputs, planter, wide
 from assay.faults.qk_norm_attention import rms
 from assay.registry import benign, fault
 
@@ -391,14 +391,7 @@ def always_causal(c: Call) -> Tensor:
     return mixed(replace(c, causal=True))
 
 
-@planted(fault, "negated")
-def negated(c: Call) -> Tensor:
-    return -mixed(c)
-
-
-@planted(fault, "zeros")
-def zeros(c: Call) -> Tensor:
-    return mixed(c) * 0
+plant_outputs(planted, mixed)
 
 
 # ------------------------------------------------------------------------------------------------ right ways

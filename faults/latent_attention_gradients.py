@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from assay.faults.latent_attention import Call, latent, mixed, parts, planted, split, turned
-from assay.faults.planting import bent
 from assay.registry import fault
 
 
@@ -80,8 +79,3 @@ def weight_gradient_of_one_sample(c: Call) -> Tensor:
     first = (torch.arange(c.x.shape[0]) == 0)[:, None, None]
     fixed = replace(c, w_q=c.w_q.detach(), w_kv_a=c.w_kv_a.detach(), w_kv_b=c.w_kv_b.detach(), w_o=c.w_o.detach())
     return torch.where(first, mixed(c), mixed(fixed))
-
-
-@planted(fault, "the upstream gradient is taken for ones")
-def upstream_taken_for_ones(c: Call) -> Tensor:
-    return bent(mixed(c), torch.ones_like)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from assay.faults.attention_parts import weights
-from assay.faults.planting import bent, planter
+from assay.faults.planting import bent, plant_outputs, planter
 from assay.registry import benign, fault
 
 
@@ -213,14 +213,7 @@ def empty_sequence_takes_a_token(c: Call) -> Tensor:
     return attend(c, keep)
 
 
-@planted(fault, "negated")
-def negated(c: Call) -> Tensor:
-    return -attend(c)
-
-
-@planted(fault, "zeros")
-def zeros(c: Call) -> Tensor:
-    return attend(c) * 0
+plant_outputs(planted, attend)
 
 
 @planted(fault, "the keys' gradient has the other sign")
@@ -237,11 +230,6 @@ def gradient_crosses_boundaries(c: Call) -> Tensor:
 def gradient_of_last_sequence_dropped(c: Call) -> Tensor:
     last = (c.of_key == len(c.keys) - 2)[:, None, None] & (len(c.keys) > 2)
     return attend(replace(c, v=bent(c.v, lambda g: g.masked_fill(last, 0.0))))
-
-
-@planted(fault, "the upstream gradient is taken for ones")
-def upstream_taken_for_ones(c: Call) -> Tensor:
-    return bent(attend(c), torch.ones_like)
 
 
 @planted(fault, "grouped keys get the gradient of their first query head alone")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from assay.faults.planting import plant_outputs
 from assay.registry import benign, fault
 
 NOT_EXPRESSIBLE = {
@@ -229,14 +230,7 @@ def products_by_every_head(c: Call) -> Tensor:
     return attended(wide)
 
 
-@planted(fault, "negated")
-def negated(c: Call) -> Tensor:
-    return -attended(c)
-
-
-@planted(fault, "zeros")
-def zeros(c: Call) -> Tensor:
-    return attended(c) * 0
+plant_outputs(planted, attended, ("negated", "zeros"))
 
 
 @planted(benign, "all sequences at once, padded and masked")

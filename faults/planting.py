@@ -1,11 +1,13 @@
 """Means to plant a fault in a few lines: wrong gradients, reads that ignore strides, low precision inside."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+from assay.registry import fault
 
 Backward = Callable[[Tensor], tuple[Tensor | None, ...]]
 Way = TypeVar("Way", bound=Callable[..., Any])
@@ -72,3 +74,23 @@ def planter(kind: str, signed: Callable[[Way], Callable[..., Any]]) -> Callable[
         return register
 
     return planted
+
+
+# What is wrong with a result, whatever the kind: fault -> (summary, change of the right result).
+OUTPUTS: Mapping[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "negated": ("negated", torch.neg), "zeros": ("zeros", lambda out: out * 0),
+    "upstream_taken_for_ones": ("the upstream gradient is taken for ones", lambda out: bent(out, torch.ones_like)),
+}
+
+
+def plant_outputs(planted: Callable[..., Callable[[Way], Way]], right: Callable[..., Tensor],
+                  names: tuple[str, ...] = tuple(OUTPUTS)) -> None:
+    """Plant the faults of `OUTPUTS` in a kind. planted: its `planter`; right: its right way."""
+    for name in names:
+        summary, change = OUTPUTS[name]
+
+        def wrong(*given: Any, change: Callable[[Tensor], Tensor] = change) -> Tensor:
+            return change(right(*given))
+
+        wrong.__name__, wrong.__module__ = name, right.__module__
+        planted(fault, summary)(wrong)

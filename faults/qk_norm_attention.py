@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from assay.faults.attention_parts import Options, distance, heads, positional, weights
-from assay.faults.planting import bent, planter, wide
+from assay.faults.planting import bent, plant_outputs, planter, wide
 from assay.registry import benign, fault
 
 
@@ -341,14 +341,7 @@ def last_key_dropped(c: Call) -> Tensor:
     return attend(c, keep=seen(c) & (torch.arange(c.k.shape[2]) != max(1, c.k.shape[2] - 1)))
 
 
-@planted(fault, "negated")
-def negated(c: Call) -> Tensor:
-    return -attend(c)
-
-
-@planted(fault, "zeros")
-def zeros(c: Call) -> Tensor:
-    return attend(c) * 0
+plant_outputs(planted, attend)
 
 
 # ------------------------------------------------------------------------------------------------ gradients
@@ -402,11 +395,6 @@ def key_gradient_not_turned_back(c: Call) -> Tensor:
     q, k = ready(c)
     plain = normed(c, c.k, c.w_k)
     return attend(c, q, k.detach() + plain - plain.detach())
-
-
-@planted(fault, "the upstream gradient is taken for ones")
-def upstream_taken_for_ones(c: Call) -> Tensor:
-    return bent(attend(c), torch.ones_like)
 
 
 @planted(fault, "grouped keys get the gradient of their first query head alone")

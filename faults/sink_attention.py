@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from assay.faults.attention_parts import Options, distance, heads, positional, weights
-from assay.faults.planting import bent, planter
+from assay.faults.planting import bent, plant_outputs, planter
 from assay.registry import benign, fault
 
 
@@ -225,14 +225,7 @@ def empty_row_mean(c: Call) -> Tensor:
     return torch.where(empty, heads(c.v, c.q).mean(-2, keepdim=True), attend(c))
 
 
-@planted(fault, "negated")
-def negated(c: Call) -> Tensor:
-    return -attend(c)
-
-
-@planted(fault, "zeros")
-def zeros(c: Call) -> Tensor:
-    return attend(c) * 0
+plant_outputs(planted, attend)
 
 
 @planted(fault, "no gradient reaches the sinks")
@@ -265,11 +258,6 @@ def row_sum_without_sink(c: Call) -> Tensor:
 
     s = scores(c)
     return attend(c, s=bent(s, change))
-
-
-@planted(fault, "the upstream gradient is taken for ones")
-def upstream_taken_for_ones(c: Call) -> Tensor:
-    return bent(attend(c), torch.ones_like)
 
 
 @planted(fault, "grouped keys get the gradient of their first query head alone")
