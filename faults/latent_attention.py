@@ -10,6 +10,7 @@ from torch import Tensor
 
 from assay.faults.planting import plant_outputs, planter, wide
 from assay.faults.qk_norm_attention import rms
+from assay.faults.rotary import plain as rotated
 from assay.registry import benign, fault
 
 
@@ -72,20 +73,9 @@ def split(x: Tensor, heads: int) -> Tensor:
     return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).transpose(1, 2)
 
 
-def turned(c: Call, x: Tensor, sign: float = 1.0) -> Tensor:
+def turned(c: Call, x: Tensor, sign: int = 1) -> Tensor:
     """(B,heads,T,R) turned by its positions."""
-    if c.positions is None:
-        return x
-    wider = torch.float64 if x.dtype == torch.float64 else torch.float32
-    theta = c.base ** (-torch.arange(0, x.shape[-1], 2, dtype=wider) / x.shape[-1])
-    angle = sign * c.positions.to(wider)[..., None] * theta
-    angle = angle if angle.dim() == 2 else angle[:, None]
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    if c.pairing == "interleaved":
-        a, b = x[..., 0::2], x[..., 1::2]
-        return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
-    a, b = x.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+    return x if c.positions is None else rotated(x, sign * c.positions, c.base, c.pairing, None)
 
 
 def queries(c: Call) -> Tensor:
@@ -273,7 +263,7 @@ def query_not_turned(c: Call) -> Tensor:
 
 @planted(fault, "keys are turned backwards")
 def key_turned_backwards(c: Call) -> Tensor:
-    return mixed(c, replace(parts(c), r=turned(c, latent(c)[1], -1.0).expand(-1, c.heads, -1, -1)))
+    return mixed(c, replace(parts(c), r=turned(c, latent(c)[1], -1).expand(-1, c.heads, -1, -1)))
 
 
 @planted(fault, "the shared key is turned twice")
@@ -395,16 +385,13 @@ plant_outputs(planted, mixed)
 
 
 # ------------------------------------------------------------------------------------------------ right ways
-TABLES = {"arithmetic": {"tables": "input"}}
-
-
 def weights_by_head(c: Call) -> tuple[Tensor, Tensor]:
     """The expansion's key rows (H,N,L) and value rows (H,Dv,L)."""
     rows = c.w_kv_b.reshape(c.heads, -1, c.kept)
     return rows[:, : c.own], rows[:, c.own:]
 
 
-@planted(benign, "absorbed: queries are taken to the latent, values come out of its mean", **TABLES)
+@planted(benign, "absorbed: queries are taken to the latent, values come out of its mean")
 def absorbed(c: Call) -> Tensor:
     query, (raw, shared) = queries(c), latent(c)
     w_k, w_v = weights_by_head(c)
@@ -413,7 +400,7 @@ def absorbed(c: Call) -> Tensor:
     return projected(c, softmax(c, s) @ held @ w_v.mT)
 
 
-@planted(benign, "absorbed into the output projection, too", **TABLES)
+@planted(benign, "absorbed into the output projection, too")
 def absorbed_twice(c: Call) -> Tensor:
     query, (raw, shared) = queries(c), latent(c)
     w_k, w_v = weights_by_head(c)
@@ -423,7 +410,7 @@ def absorbed_twice(c: Call) -> Tensor:
     return (softmax(c, s) @ held @ out_of_latent.mT).sum(1)
 
 
-@planted(benign, "one product for queries and compression, where queries are not compressed", **TABLES)
+@planted(benign, "one product for queries and compression, where queries are not compressed")
 def fused_projections(c: Call) -> Tensor:
     if c.w_q_a is not None:
         return mixed(c)
@@ -434,7 +421,7 @@ def fused_projections(c: Call) -> Tensor:
     return mixed(c, Parts(query[..., : c.own], turned(c, query[..., c.own:]), expanded[..., : c.own], r, expanded[..., c.own:]))
 
 
-@planted(benign, "scores of the two parts added, norm in float32 rounded before its weight, torch's softmax in float32", **TABLES)
+@planted(benign, "scores of the two parts added, norm in float32 rounded before its weight, torch's softmax in float32")
 def two_sums_of_scores(c: Call) -> Tensor:
     raw = wide(latent(c)[0])
     m = parts(c, (raw * torch.rsqrt(raw.square().mean(-1, keepdim=True) + c.eps)).to(c.x.dtype) * c.w_kv_norm)
@@ -442,7 +429,7 @@ def two_sums_of_scores(c: Call) -> Tensor:
     return projected(c, softmax(c, wide(s)).to(c.x.dtype) @ m.v)
 
 
-@planted(benign, "torch's rms_norm and attention, values padded to the keys' width", **TABLES)
+@planted(benign, "torch's rms_norm and attention, values padded to the keys' width")
 def torch_functions(c: Call) -> Tensor:
     m = parts(c, torch.nn.functional.rms_norm(latent(c)[0], (c.kept,), c.w_kv_norm, c.eps))
     query, key, width = torch.cat([m.q, m.p], -1), torch.cat([m.k, m.r], -1), m.v.shape[-1]

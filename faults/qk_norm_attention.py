@@ -10,6 +10,7 @@ from torch import Tensor
 
 from assay.faults.attention_parts import Options, distance, heads, positional, weights
 from assay.faults.planting import bent, plant_outputs, planter, wide
+from assay.faults.rotary import plain as rotated
 from assay.registry import benign, fault
 
 
@@ -55,21 +56,11 @@ def normed(c: Call, x: Tensor, w: Tensor, norm: Callable[[Tensor, Tensor, float]
     return apart(norm(side_by_side(x), w, c.eps), x) if c.joint else norm(x, w, c.eps)
 
 
-def turned(c: Call, x: Tensor, positions: Tensor | None = None, sign: float = 1.0) -> Tensor:
+def turned(c: Call, x: Tensor, positions: Tensor | None = None, sign: int = 1) -> Tensor:
     """Queries or keys turned by their positions, where there are any."""
     if c.positions is None:
         return x
-    width = x.shape[-1]
-    wider = torch.float64 if x.dtype == torch.float64 else torch.float32
-    theta = c.base ** (-torch.arange(0, width, 2, dtype=wider) / width)
-    angle = sign * (c.positions if positions is None else positions).to(wider)[..., None] * theta
-    angle = angle if angle.dim() == 2 else angle[:, None]
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    if c.pairing == "interleaved":
-        a, b = x[..., 0::2], x[..., 1::2]
-        return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
-    a, b = x.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+    return rotated(x, sign * (c.positions if positions is None else positions), c.base, c.pairing, None)
 
 
 def ready(c: Call) -> tuple[Tensor, Tensor]:
@@ -274,7 +265,7 @@ def positions_ignored(c: Call) -> Tensor:
 
 @planted(fault, "keys are turned backwards")
 def keys_turned_backwards(c: Call) -> Tensor:
-    return attend(c, ready(c)[0], turned(c, normed(c, c.k, c.w_k), sign=-1.0))
+    return attend(c, ready(c)[0], turned(c, normed(c, c.k, c.w_k), sign=-1))
 
 
 @planted(fault, "keys are turned by their index, not by their position")
@@ -406,24 +397,24 @@ def grouped_key_gradient_not_summed(c: Call) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------ right ways
-@planted(benign, "x · rsqrt in float32, rounded before the weight", arithmetic={"tables": "input"})
+@planted(benign, "x · rsqrt in float32, rounded before the weight")
 def rounded_before_the_weight(c: Call) -> Tensor:
     return by(c, lambda x, w, eps: (wide(x) * torch.rsqrt(wide(x).square().mean(-1, keepdim=True) + eps)).to(x.dtype) * w)
 
 
-@planted(benign, "x · rsqrt · weight in float32, rounded after", arithmetic={"tables": "input"})
+@planted(benign, "x · rsqrt · weight in float32, rounded after")
 def rounded_after_the_weight(c: Call) -> Tensor:
     return by(c, lambda x, w, eps: (
         wide(x) * torch.rsqrt(wide(x).square().mean(-1, keepdim=True) + eps) * wide(w)).to(x.dtype))
 
 
-@planted(benign, "the scale and the weight in one vector", arithmetic={"tables": "input"})
+@planted(benign, "the scale and the weight in one vector")
 def scale_in_the_weight(c: Call) -> Tensor:
     q = turned(c, normed(c, c.q, c.w_q * factor(c)))
     return attend(replace(c, scale=1.0), q, ready(c)[1])
 
 
-@planted(benign, "turned first and divided after, the weights being turned with them one by one", arithmetic={"tables": "input"})
+@planted(benign, "turned first and divided after, the weights being turned with them one by one")
 def divided_after_the_turn(c: Call) -> Tensor:
     def one(x: Tensor, w: Tensor) -> Tensor:
         root = normed(c, x, torch.ones_like(w), lambda x, w, eps: torch.sqrt(x.square().mean(-1, keepdim=True) + eps) * w)
@@ -433,7 +424,7 @@ def divided_after_the_turn(c: Call) -> Tensor:
     return attend(c, one(c.q, c.w_q), one(c.k, c.w_k))
 
 
-@planted(benign, "torch's rms_norm and attention", arithmetic={"tables": "input"})
+@planted(benign, "torch's rms_norm and attention")
 def torch_functions(c: Call) -> Tensor:
     q, k = (turned(c, normed(c, x, w, lambda x, w, eps: torch.nn.functional.rms_norm(x, (x.shape[-1],), w, eps)))
             for x, w in ((c.q, c.w_q), (c.k, c.w_k)))
