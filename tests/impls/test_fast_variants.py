@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from bars import all_within, formula, within
 from torch import Tensor
 
 from assay import registry
@@ -40,12 +41,6 @@ def counted(call: Callable[[], Any], *arguments: Tensor) -> dict[str, int]:
     return counter.counts
 
 
-def within(found: Tensor, exact: Bounded) -> None:
-    """Every element within its bar."""
-    off = ~((found.double() - exact.value).abs() <= exact.bar)
-    assert not bool(off.any()), f"{int(off.sum())} of {off.numel()} elements are off"
-
-
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (16, 7), (64, 64), (100, 100)])
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": 4}, {"softcap": 2.0, "causal": True}], ids=str)
 def test_any_tile_size_gives_the_same_gradients(rows: int, columns: int, options: dict[str, Any]) -> None:
@@ -57,9 +52,7 @@ def test_any_tile_size_gives_the_same_gradients(rows: int, columns: int, options
     above = drawn(*out.shape, dtype=torch.float64)
     exact = evaluate(registry.forms("attention"), {"q": q, "k": k, "v": v, "scale": 0.5, **options}, "float64", Arithmetic(),
                      upstream=above, wrt=("q", "k", "v"))
-    found = out, *torch.autograd.grad(out, (q, k, v), above)
-    for one, right in zip(found, (exact.outputs[0], *exact.gradients.values()), strict=True):
-        within(one, right)
+    all_within((out, *torch.autograd.grad(out, (q, k, v), above)), exact)
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -105,7 +98,7 @@ def test_split_kv_reads_what_is_in_reach_alone() -> None:
     split = registry.get("attention", "split-kv")
     tensors = attended(1024)
     tensors["q"] = tensors["q"][:, :, :1]
-    within(split(**tensors), evaluate(registry.forms("attention"), tensors, "float32", Arithmetic()).outputs[0])
+    within(split(**tensors), formula("attention", tensors))
     assert counted(lambda: split(**tensors, window=32))["multiply_adds"] <= 2 * 32 * HEADS * 2 * WIDTH
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from bars import all_within, gives
 from torch import Tensor
 
 from assay import registry
@@ -171,17 +172,29 @@ def test_listing_imports_no_jax() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"
 
 
-def attention(**options: Any) -> Tensor:
+def called(**options: Any) -> dict[str, Any]:
     """Equal scores: each query gives the mean of the values 1, 10, 100 that it sees."""
     v = torch.tensor([[1.0], [10.0], [100.0]]).expand(1, 1, 3, 1)
-    call: dict[str, Any] = {"q": torch.zeros(1, 1, 3, 1), "k": torch.zeros(1, 1, 3, 1), "v": v, **options}
-    found: Tensor = registry.get("attention", "jax-dot-product-attention")(**call)
+    return {"q": torch.zeros(1, 1, 3, 1), "k": torch.zeros(1, 1, 3, 1), "v": v, **options}
+
+
+def attention(**options: Any) -> Tensor:
+    found: Tensor = registry.get("attention", "jax-dot-product-attention")(**called(**options))
     return found
+
+
+def seen(wanted: Tensor, **options: Any) -> None:
+    gives(attention(**options), wanted, "attention", {**called(**options), "empty_row": "mean"})
+
+
+def column(*values: float) -> Tensor:
+    """(1,1,T,1) in float64."""
+    return torch.tensor(values, dtype=torch.float64)[None, None, :, None]
 
 
 def test_a_mask_says_what_is_kept() -> None:
     assert attention(mask=torch.eye(3, dtype=torch.bool)).flatten().tolist() == [1, 10, 100]
-    torch.testing.assert_close(attention(mask=torch.zeros(3, 3, dtype=torch.bool)).flatten(), torch.full((3,), 37.0))
+    seen(column(37, 37, 37), mask=torch.zeros(3, 3, dtype=torch.bool))
 
 
 def test_the_finding_stands_or_the_declaration_is_stale() -> None:
@@ -193,15 +206,15 @@ def test_the_finding_stands_or_the_declaration_is_stale() -> None:
 
 
 def test_causality_and_windows_count_from_the_first_token() -> None:
-    torch.testing.assert_close(attention(causal=True).flatten(), torch.tensor([1.0, 5.5, 37.0]))
-    torch.testing.assert_close(attention(window=2).flatten(), torch.tensor([1.0, 5.5, 55.0]))
+    seen(column(1, 5.5, 37), causal=True)
+    seen(column(1, 5.5, 55), window=2)
     assert attention(q=torch.zeros(1, 1, 1, 1), causal=True).item() == 1
 
 
 def test_heads_come_before_tokens_and_neighbours_share_a_key_head() -> None:
     v = torch.arange(12.0).reshape(1, 2, 3, 2)  # (B, G, Tk, D)
-    found = attention(q=torch.zeros(1, 4, 2, 2), k=torch.zeros(1, 2, 3, 2), v=v)
-    torch.testing.assert_close(found, v.mean(2, keepdim=True).repeat_interleave(2, 1).expand(1, 4, 2, 2))
+    mean = v.double().mean(2, keepdim=True).repeat_interleave(2, 1)
+    seen(mean, q=torch.zeros(1, 4, 2, 2), k=torch.zeros(1, 2, 3, 2), v=v)
 
 
 @pytest.mark.parametrize(("kind", "name", "function", "call"), [
@@ -235,6 +248,4 @@ def test_the_example_of_the_documentation_is_right() -> None:
     out = names["rms_norm"](a, b, eps=1e-5)
     exact = evaluate(registry.forms("rms_norm"), {"x": a, "weight": b, "eps": 1e-5}, "float32", Arithmetic(), upstream=above,
                      wrt=("x", "weight"))
-    found = out, *torch.autograd.grad(out, (a, b), above)
-    for ours, right in zip(found, (exact.outputs[0], *exact.gradients.values()), strict=True):
-        assert bool(((ours.double() - right.value).abs() <= right.bar).all())
+    all_within((out, *torch.autograd.grad(out, (a, b), above)), exact)

@@ -1,10 +1,12 @@
 """The bridge to ONNX: what its mask means, which axis is which, what an absent option is, and that its operator ran."""
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
+from bars import formula, gives, within
 from torch import Tensor
 
 from assay import registry
@@ -56,11 +58,14 @@ def test_the_operator_ran(kind: str, name: str, operator: str, call: dict[str, A
     assert models[0].opset_import[0].version == bridge.OPSET and torch.equal(out, results[0])
 
 
-def attention(**options: Any) -> Tensor:
+def called(**options: Any) -> dict[str, Any]:
     """Equal scores: each query gives the mean of the values 1, 10, 100 that it sees."""
-    given: dict[str, Any] = {"q": torch.zeros(1, 1, 3, 1), "k": torch.zeros(1, 1, 3, 1),
-                             "v": torch.tensor([1.0, 10.0, 100.0]).reshape(1, 1, 3, 1), **options}
-    found: Tensor = registry.get("attention", "onnx-attention")(**given)
+    return {"q": torch.zeros(1, 1, 3, 1), "k": torch.zeros(1, 1, 3, 1),
+            "v": torch.tensor([1.0, 10.0, 100.0]).reshape(1, 1, 3, 1), **options}
+
+
+def attention(**options: Any) -> Tensor:
+    found: Tensor = registry.get("attention", "onnx-attention")(**called(**options))
     return found
 
 
@@ -70,7 +75,8 @@ def test_a_mask_says_what_is_kept(axes: tuple[int, ...]) -> None:
 
 
 def test_causality_keeps_what_came_before() -> None:
-    torch.testing.assert_close(attention(causal=True).flatten(), torch.tensor([1.0, 5.5, 37.0]))
+    means = torch.tensor([1, 5.5, 37], dtype=torch.float64).reshape(1, 1, 3, 1)
+    gives(attention(causal=True), means, "attention", called(causal=True))
 
 
 def test_causality_counts_from_the_top_left() -> None:
@@ -80,22 +86,21 @@ def test_causality_counts_from_the_top_left() -> None:
 
 def test_heads_come_before_tokens_and_neighbours_share_a_key_head() -> None:
     v = torch.arange(12.0).reshape(1, 2, 3, 2)  # (B, G, Tk, Dv)
-    found = attention(q=torch.zeros(1, 4, 2, 1), k=torch.zeros(1, 2, 3, 1), v=v)
-    torch.testing.assert_close(found, v.mean(2, keepdim=True).repeat_interleave(2, 1).expand(1, 4, 2, 2))
+    call = called(q=torch.zeros(1, 4, 2, 1), k=torch.zeros(1, 2, 3, 1), v=v)
+    gives(attention(**call), v.double().mean(2, keepdim=True).repeat_interleave(2, 1), "attention", call)
 
 
 def test_options_left_out_have_the_kind_s_defaults() -> None:
     q, k, v = drawn(1, 1, 2, 16), drawn(1, 1, 3, 16, seed=1), drawn(1, 1, 3, 2, seed=2)
-    formula = registry.reference("attention").attention
     for options in ({}, {"scale": 0.5}, {"softcap": 1.5}):
-        torch.testing.assert_close(attention(q=q, k=k, v=v, **options), formula(q, k, v, **options))
+        call: dict[str, Any] = {"q": q, "k": k, "v": v, **options}
+        within(attention(**call), formula("attention", call))
 
 
 def test_softmax_runs_along_the_axis_that_is_named() -> None:
     x = drawn(2, 3, 4)
     for dim in (0, 1, 2, -1, -2):
-        found = registry.get("softmax", "onnx-softmax")(x, dim=dim)
-        torch.testing.assert_close(found.sum(dim), torch.ones_like(found.sum(dim)))
+        within(registry.get("softmax", "onnx-softmax")(x, dim=dim), formula("softmax", {"x": x, "dim": dim}))
 
 
 def test_rotary_turns_the_pairs_that_are_named() -> None:
@@ -103,24 +108,24 @@ def test_rotary_turns_the_pairs_that_are_named() -> None:
     for pairing, second in (("interleaved", 1), ("half", 2)):
         x = torch.zeros(1, 1, 1, 4)
         x[..., 0] = 1
-        found = registry.get("rotary", "onnx-rotary-embedding")(x, torch.tensor([1]), pairing=pairing).flatten()
-        wanted = torch.zeros(4)
-        wanted[0], wanted[second] = torch.tensor(1.0).cos(), torch.tensor(1.0).sin()
-        torch.testing.assert_close(found, wanted)
+        call: dict[str, Any] = {"x": x, "positions": torch.tensor([1]), "pairing": pairing}
+        wanted = torch.zeros(1, 1, 1, 4, dtype=torch.float64)
+        wanted[..., 0], wanted[..., second] = math.cos(1), math.sin(1)
+        gives(registry.get("rotary", "onnx-rotary-embedding")(**call), wanted, "rotary", call)
 
 
 def test_weights_and_epsilon_are_placed() -> None:
-    x, weight, bias = torch.tensor([[3.0, -3.0]]), torch.tensor([2.0, 5.0]), torch.tensor([0.5, 7.0])
-    found = registry.get("layer_norm", "onnx-layer-normalization")(x, weight, bias, eps=16.0)  # √(9 + 16) = 5
-    torch.testing.assert_close(found, torch.tensor([[0.6 * 2 + 0.5, -0.6 * 5 + 7]]))
-    found = registry.get("rms_norm", "onnx-rms-normalization")(x, weight, eps=16.0)
-    torch.testing.assert_close(found, torch.tensor([[0.6 * 2, -0.6 * 5]]))
+    call: dict[str, Any] = {"x": torch.tensor([[3.0, -3.0]]), "weight": torch.tensor([2.0, 5.0]), "eps": 16.0}  # √(9 + 16) = 5
+    wanted, bias = torch.tensor([[0.6 * 2, -0.6 * 5]], dtype=torch.float64), torch.tensor([0.5, 7.0])
+    gives(registry.get("rms_norm", "onnx-rms-normalization")(**call), wanted, "rms_norm", call)
+    call |= {"bias": bias}
+    gives(registry.get("layer_norm", "onnx-layer-normalization")(**call), wanted + bias, "layer_norm", call)
 
 
 def test_strided_tensors_are_read_as_they_look() -> None:
     x = drawn(4, 6)
     for view in (x.mT, x[:, ::2], x[:1].expand(3, 6)):
-        torch.testing.assert_close(registry.get("softmax", "onnx-softmax")(view), view.softmax(-1))
+        within(registry.get("softmax", "onnx-softmax")(view), formula("softmax", {"x": view}))
 
 
 def test_ids_pick_rows() -> None:

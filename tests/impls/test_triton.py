@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from bars import all_within, formula, within
 from torch import Tensor
 
 from assay import registry
@@ -106,13 +107,11 @@ def test_fused_loss_and_both_its_gradients_are_within_their_bars(dtype: torch.dt
     hidden, weight = (torch.randn(*shape, generator=source).to(dtype).requires_grad_() for shape in ((19, 40), (75, 40)))
     targets = torch.randint(75, (19,), generator=source)
     loss = linear_cross_entropy(hidden, weight, targets, reduction="sum", chunk=32)
-    found = loss, *torch.autograd.grad(loss, (hidden, weight))
     form = Form("made at once", of_hidden, backward=made_backward)
     arguments = {"hidden": hidden.detach(), "weight": weight.detach(), "targets": targets}
     exact = evaluate((form,), arguments, str(dtype).removeprefix("torch."), Arithmetic(exp="fast"),
                      upstream=torch.ones((), dtype=dtype), wrt=("hidden", "weight"))
-    for one, right in zip(found, (exact.outputs[0], *exact.gradients.values()), strict=True):
-        assert not bool((~((one.detach().double() - right.value).abs() <= right.bar)).any())
+    all_within((loss, *torch.autograd.grad(loss, (hidden, weight))), exact)
 
 
 def test_fused_loss_never_makes_the_logits() -> None:
@@ -138,5 +137,4 @@ def test_softmax_of_several_blocks_is_that_of_one(columns: int, monkeypatch: pyt
 
     x = torch.randn(5, 67, generator=torch.Generator().manual_seed(1))
     blocks(triton_softmax, monkeypatch, columns)
-    exact = evaluate(registry.forms("softmax"), {"x": x}, "float32", Arithmetic(exp="fast")).outputs[0]
-    assert not bool((~((triton_softmax.softmax(x).double() - exact.value).abs() <= exact.bar)).any())
+    within(triton_softmax.softmax(x), formula("softmax", {"x": x}, arithmetic=Arithmetic(exp="fast")))
