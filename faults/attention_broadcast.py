@@ -1,4 +1,4 @@
-"""Planted faults of attention: masks and biases that broadcast, strides of another argument."""
+"""Planted faults of attention: masks and biases that broadcast."""
 from __future__ import annotations
 
 from dataclasses import replace

@@ -161,7 +161,7 @@ def zeros_come_with_rate_p(dropout: Subject, example: Example) -> None:
     """The share of zeros is p, by an exact binomial test of 33024 elements.
 
     A rate that is off by 20 % is found out with a probability above 1 − 10⁻⁶ for every p of a tenth or more that is tried; at
-    p = 0.003, which no rate of 8 bits comes near, one of zero or twice as many.
+    p = 0.003, which 8 bits make 0 or 0.0039, one of zero or of three times as many.
     """
     lost = dropped(dropout, example, example.seed)
     count = lost.sum().reshape(1)

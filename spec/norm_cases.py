@@ -67,7 +67,8 @@ def of_kind(x: torch.Tensor, token: str) -> torch.Tensor:
 
 
 def on_a_grid(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Weights that 1 can be taken from and added to again without rounding: modules that keep weight − 1 must not lose any."""
+    """Weights that 1 can be taken from and added to again in float32 without rounding (in float64 those of that type): modules
+    that keep weight − 1 must not lose any."""
     step = 2.0**-48 if dtype == torch.float64 else 2.0**-20
     return ((weight / step).round() * step).to(dtype)
 

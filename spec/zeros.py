@@ -1,8 +1,8 @@
 """Values of options that are false in Python and count all the same: what is written `scale or default` loses them.
 
-A scale of 0 is asked for over keys of which none is hidden, and which fill any tile: −∞ behind a mask, or in the rest of a tile,
-does not stay below every score where it is multiplied by it, and a library may leave this to its callers. A scale below 0 is asked
-of what offers `negative_scale` alone, behind masks too: kernels multiply by its root, or take the largest score before it.
+A scale of 0 is asked for over keys of which none is hidden, and which fill tiles of up to 128: −∞ behind a mask, or in the rest of
+a tile, does not stay below every score where it is multiplied by it, and a library may leave this to its callers. A scale below 0
+is asked of what offers `negative_scale` alone, behind masks too: kernels multiply by its root, or take the largest score before it.
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SEEN: Mapping[str, Any] = {"Tq": (2, 3, 1), "Tk": (128,), "window": None, "lengt
 
 
 class WholeTiles(latent_attention.LatentAttentionCases):
-    """Sequences that fill any tile, of few and narrow heads."""
+    """Sequences that fill a tile, of few and narrow heads."""
 
     budget = 500_000
 

@@ -1,4 +1,4 @@
-"""What a call gives back has the form that the contract names: no tuple of one, no generator, no list."""
+"""What a call gives back has the form that the contract names: no tuple of one, no generator, no coroutine."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
