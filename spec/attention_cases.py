@@ -156,8 +156,10 @@ def draw_mask(sort: str, d: Any, source: torch.Generator) -> torch.Tensor | None
         return keep.expand(b, h, tq, tk).clone() if sort == "padding_whole" else keep
     shape = BROADCAST[sort](b, h, tq, tk) if sort in BROADCAST else (tq, tk) if sort == "shared" else (b, h, tq, tk)
     keep = torch.rand(shape, generator=source) < 0.6
-    if sort in ("by_key", "by_head_and_key", "by_query"):  # one row, or one key, for all: the first key is kept
-        return keep if sort == "by_query" else keep | (torch.arange(tk) == 0)
+    if sort == "by_query":
+        return keep
+    if sort in ("by_key", "by_head_and_key"):  # one row for all queries, whose aligned keys differ
+        return keep | (torch.arange(tk) == 0)
     if sort == "empty_rows":
         rows = torch.rand(shape[:-1], generator=source) < 0.7
         return (keep | aligned(tq, tk)) & rows[..., None]
