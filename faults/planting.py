@@ -83,8 +83,7 @@ OUTPUTS: Mapping[str, tuple[str, Callable[[Tensor], Tensor]]] = {
 }
 
 
-def plant_outputs(planted: Callable[..., Callable[[Way], Way]], right: Callable[..., Tensor],
-                  names: tuple[str, ...] = tuple(OUTPUTS)) -> None:
+def plant_outputs(planted: Callable[..., Any], right: Callable[..., Tensor], names: tuple[str, ...] = tuple(OUTPUTS)) -> None:
     """Plant the faults of `OUTPUTS` in a kind. planted: its `planter`; right: its right way."""
     for name in names:
         summary, change = OUTPUTS[name]
