@@ -112,6 +112,10 @@ def serve(channel: socket.socket, request: Mapping[str, Any]) -> None:
                 return
             example = asked.pop("example", None)
             case = CaseSpec(**asked)
-            wire.send(channel, bench.run(case) if example is None else bench.again(case, example))
+            found = bench.run(case) if example is None else bench.again(case, example)
+            try:
+                wire.send(channel, found)
+            except ConnectionError:  # who asked was ended meanwhile
+                return
     finally:
         bench.close()
