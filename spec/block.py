@@ -9,12 +9,14 @@ import torch
 from assay.cases import Example
 from assay.ledger import fact, identical, statistic
 from assay.properties import Specification
+from assay.spec import chance
 from assay.spec.block_cases import SILENT_ATTENTION, SILENT_FEED, LayerCases, scaled, without_keys
 from assay.spec.conduct import add_conduct
 from assay.subject import Subject
 
 spec = Specification("block", LayerCases())
 conduct = add_conduct(spec)
+ALPHA = 1e-9  # false alarms of one decision
 SOME: dict[str, Any] = {"B": lambda size: size > 0}
 SEVERAL: dict[str, Any] = {**SOME, "T": lambda size: size > 1}
 
@@ -143,7 +145,7 @@ def dropout_is_off_in_evaluation(block: Subject, example: Example) -> None:
 
 
 @spec.holds("BLK-2", kills=("dropout_on_stream", "dropout_ignored"), needs=("dropout", "training"), rests_on=(conduct["form"],),
-            given=DROPOUT)
+            given=DROPOUT, statistical=2 * ALPHA)
 def dropped_elements_keep_the_stream(block: Subject, example: Example) -> None:
     """Dropout comes before the add: where an element of a branch is dropped the output is the input, bit for bit."""
     for silent in (SILENT_ATTENTION, SILENT_FEED):
@@ -152,7 +154,7 @@ def dropped_elements_keep_the_stream(block: Subject, example: Example) -> None:
         out = block.values(**alone.but(dropout=0.5, training=True, seed=example.integer("dropout", 1, 1000)))
         moved = calm != x  # elements that the branch reaches at all
         stayed, count = int((out == x)[moved].sum()), int(moved.sum())
-        assert statistic(too_few(stayed, count), 1e-9, text="too few elements are left to the stream as they are",
+        assert statistic(too_few(stayed, count), ALPHA, text="too few elements are left to the stream as they are",
                          got=f"{stayed} of {count}", expected="half, or more where the branch has dropout inside")
 
 
@@ -163,18 +165,16 @@ def too_few(hits: int, trials: int) -> float:
 
 
 @spec.holds("BLK-2", kills=("dropout_unscaled",), needs=("dropout", "training"), rests_on=(conduct["form"],), given=DROPOUT,
-            examples=3)
+            examples=3, statistical=ALPHA)
 def kept_elements_are_scaled(block: Subject, example: Example) -> None:
     """Over many seeds a branch with dropout has the mean of the branch without: what is kept is divided by 1 − p.
 
-    The branch is projected on its own calm output; sums over elements of one seed are one draw, and the test is Student's with
-    a rate of 1e-9 by the bound of Bernstein for a normal tail.
+    The branch is projected on its own calm output; sums over elements of one seed are one draw, and the test is Student's.
     """
     alone = example.but(params=scaled(example.params, SILENT_ATTENTION, 0.0))
     branch = block.values(**alone) - example.x.double()
     size = float((branch * branch).sum())
     shares = torch.tensor([float(((block.values(**alone.but(dropout=0.5, training=True, seed=seed)) - example.x.double()) * branch)
                                  .sum()) / size for seed in range(48)])
-    z = float((shares.mean() - 1).abs() / (shares.std() / math.sqrt(len(shares))).clamp_min(1e-12))
-    assert statistic(2 * math.exp(-z * z / 2), 1e-9, text="the mean over seeds is not the branch without dropout",
+    assert statistic(chance.student(shares, 1.0), ALPHA, text="the mean over seeds is not the branch without dropout",
                      got=f"{float(shares.mean()):.3g} of it", expected="all of it")

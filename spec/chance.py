@@ -37,6 +37,13 @@ def chi_square(value: float, degrees: int) -> float:
     return 2 * min(float(chi2.cdf(value, degrees)), float(chi2.sf(value, degrees)))
 
 
+def student(draws: torch.Tensor, mean: float) -> float:
+    """Two-sided p-value of Student's test that independent draws have this mean; draws that are all the same have it or not."""
+    if bool((draws == draws[0]).all()):
+        return float(bool(draws[0] == mean))
+    return float(stats().ttest_1samp(draws.numpy(), mean).pvalue)
+
+
 def mann_whitney(one: Any, other: Any, *, alternative: str = "two-sided") -> float:
     """p-value of the Mann–Whitney test that neither sample tends to be the larger."""
     return float(stats().mannwhitneyu(one, other, alternative=alternative).pvalue)
