@@ -97,7 +97,7 @@ def each_branch_alone_is_added(block: Subject, example: Example) -> None:
 
 
 @spec.holds("MOE-10", kills=("top_k_ignored", "two_experts_at_most", "second_norm_left_out", "first_norm_for_both",
-                                "residual_added_twice"),
+                             "residual_added_twice"),
             needs=("top_k",), rests_on=(conduct["form"],), given={**SOME, "ffn": "moe", "placement": "pre", "mask": "none"})
 def experts_are_added_to_the_stream(block: Subject, example: Example) -> None:
     """With silent attention the output is x + MoE(norm(x)), at tokens whose routing no rounding turns."""

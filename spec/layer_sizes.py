@@ -45,11 +45,11 @@ def _feed_forward() -> Sequence[Larger]:
         checks = (kind.output_is_the_formula, kind.gradients_are_the_formula)
         rows += [
             Layer(kind.spec, "many_tokens_are_right", "Some hundred tokens give the formula, and all count in the gradients.",
-                   statement, ("beyond_64_tokens",), {**short, "T": MANY}, *checks),
+                  statement, ("beyond_64_tokens",), {**short, "T": MANY}, *checks),
             Layer(kind.spec, "many_hidden_units_are_right", "Some hundred hidden units all count, in the output and in the "
-                   "gradients.", statement, ("beyond_128_hidden_units",), {**short, "T": (1, 2), "F": WIDE}, *checks),
+                  "gradients.", statement, ("beyond_128_hidden_units",), {**short, "T": (1, 2), "F": WIDE}, *checks),
             Layer(kind.spec, "wide_tokens_are_right", "Tokens of some hundred features give the formula, and its gradients.",
-                   statement, ("beyond_128_features",), {**short, "T": (1, 2), "C": WIDE}, *checks),
+                  statement, ("beyond_128_features",), {**short, "T": (1, 2), "C": WIDE}, *checks),
         ]
     return rows
 
@@ -64,11 +64,11 @@ def _experts() -> Sequence[Larger]:
     return (
         Layer(router.spec, "many_tokens_are_right", tokens, "MOE-1", ("beyond_64_tokens",), {**few, "N": MANY}, *routed),
         Layer(router.spec, "many_experts_are_right", choices, "MOE-3", ("beyond_64_experts",),
-               {"N": (1, 3), "C": (4, 8), "E": (65, 130, 257), "K": (2, 8)}, *routed),
+              {"N": (1, 3), "C": (4, 8), "E": (65, 130, 257), "K": (2, 8)}, *routed),
         Layer(sigmoid_router.spec, "many_tokens_are_right", tokens, "X-SIGR-2", ("beyond_64_tokens",),
-               {"E": (4, 8), "K": (2, 1), "N": MANY}, *grouped),
+              {"E": (4, 8), "K": (2, 1), "N": MANY}, *grouped),
         Layer(sigmoid_router.spec, "many_experts_are_right", choices, "X-SIGR-1", ("beyond_64_experts",),
-               {"N": (1, 3), "E": (72, 128, 256), "K": (2, 8)}, *grouped),
+              {"N": (1, 3), "E": (72, 128, 256), "K": (2, 8)}, *grouped),
         mixture("many_tokens_are_right", "Some hundred tokens get their experts' outputs, however many want one.", "MOE-7",
                 ("beyond_64_tokens", "capacity_of_fifty"), {**few, "B": 1, "F": (2, 3), "T": MANY}, *mixed),
         mixture("many_experts_are_right", "Of up to 130 experts the best are mixed, and get gradients.", "MOE-1",
@@ -82,9 +82,9 @@ def _router_losses() -> Sequence[Larger]:
         checks = (kind.output_is_the_formula, kind.gradient_is_the_formula)
         rows += [
             Layer(kind.spec, "many_tokens_are_right", "Some hundred tokens all count, in loss and gradient.", statement,
-                   ("beyond_256_tokens",), {"N": (300, 513, 1025), "E": (4, 3)}, *checks),
+                  ("beyond_256_tokens",), {"N": (300, 513, 1025), "E": (4, 3)}, *checks),
             Layer(kind.spec, "many_experts_are_right", "Some hundred experts all count, in loss and gradient.", statement,
-                   ("beyond_64_experts",), {"N": (2, 5), "E": (65, 128, 257)}, *checks),
+                  ("beyond_64_experts",), {"N": (2, 5), "E": (65, 128, 257)}, *checks),
         ]
     return rows
 
@@ -95,28 +95,28 @@ def _ends() -> Sequence[Larger]:
     scored = (unembedding.logits_are_the_formula, unembedding.gradients_are_the_formula)
     return (
         Layer(embedding.spec, "many_ids_are_looked_up", "Some hundred ids are looked up, and all uses of a row have gradients.",
-               "EMB-2", ("beyond_64_ids",), {"B": 1, "T": (65, 300, 1025), "V": (5, 7, 300), "C": (2, 3), "axes": (2, 1)}, *picked),
+              "EMB-2", ("beyond_64_ids",), {"B": 1, "T": (65, 300, 1025), "V": (5, 7, 300), "C": (2, 3), "axes": (2, 1)}, *picked),
         Layer(embedding.spec, "wide_rows_are_looked_up", "Rows of some hundred channels come whole.", "EMB-2",
-               ("beyond_128_channels",), {"B": 1, "T": (2, 3), "V": (3, 5), "C": WIDE}, *picked),
+              ("beyond_128_channels",), {"B": 1, "T": (2, 3), "V": (3, 5), "C": WIDE}, *picked),
         Layer(input_embedding.spec, "many_tokens_are_right", "Some hundred tokens are embedded, each at its position.", "EMB-1",
-               ("beyond_64_tokens",), {"B": (1, 2), "T": MANY, "C": (2, 3), "room": (3, 20)}, *added),
+              ("beyond_64_tokens",), {"B": (1, 2), "T": MANY, "C": (2, 3), "room": (3, 20)}, *added),
         Layer(unembedding.spec, "many_words_are_scored", "Of some hundred words every one has its logit and gradient.", "LM-1",
-               ("beyond_128_words",), {"B": 1, "T": (1, 2), "C": (4, 5), "V": (130, 257, 1025)}, *scored),
+              ("beyond_128_words",), {"B": 1, "T": (1, 2), "C": (4, 5), "V": (130, 257, 1025)}, *scored),
         Layer(unembedding.spec, "many_states_are_scored", "Some hundred states are all scored, and count in the gradients.",
-               "LM-1", ("beyond_64_states",), {"B": 1, "T": MANY, "C": (2, 4), "V": (3, 5), "axes": (3, 2)}, *scored),
+              "LM-1", ("beyond_64_states",), {"B": 1, "T": MANY, "C": (2, 4), "V": (3, 5), "axes": (3, 2)}, *scored),
         Layer(unembedding.spec, "wide_states_are_scored", "States of some hundred features are scored by all of them.", "LM-1",
-               ("beyond_128_features",), {"B": 1, "T": (1, 2), "C": WIDE, "V": (3, 5)}, *scored),
+              ("beyond_128_features",), {"B": 1, "T": (1, 2), "C": WIDE, "V": (3, 5)}, *scored),
         Layer(logits_filter.spec, "many_rows_are_filtered", "With some hundred rows every one is filtered by itself.", "GEN-4",
-               ("beyond_16_rows",), {"N": (17, 65, 130), "V": (5, 8)}, filtered_right),
+              ("beyond_16_rows",), {"N": (17, 65, 130), "V": (5, 8)}, filtered_right),
         Layer(logits_filter.spec, "many_words_are_filtered", "With some hundred words those that stay are the most probable.",
-               "GEN-4", ("beyond_256_words",), {"N": (1, 2), "V": (300, 513, 1025)}, filtered_right),
+              "GEN-4", ("beyond_256_words",), {"N": (1, 2), "V": (300, 513, 1025)}, filtered_right),
         Layer(patchify.spec, "many_patches_are_cut", "Images of some hundred patches are cut as the formula says.", "VIT-1",
-               ("beyond_32_pixels_high",), {"B": 1, "Ci": (1, 2), "rows": (17, 40), "columns": (18, 33), "P": (2, 1, 3)},
-               patchify.patches_are_the_formula, patchify.gradient_goes_back_to_the_pixel),
+              ("beyond_32_pixels_high",), {"B": 1, "Ci": (1, 2), "rows": (17, 40), "columns": (18, 33), "P": (2, 1, 3)},
+              patchify.patches_are_the_formula, patchify.gradient_goes_back_to_the_pixel),
         Layer(patchify.spec, "large_patches_are_cut", "Patches of up to 16 pixels a side, or of many channels, are cut so too.",
-               "VIT-1", ("beyond_4_pixels_a_side", "beyond_8_channels"),
-               {"B": 1, "Ci": (9, 17), "rows": (1, 2), "columns": (1, 3), "P": (16, 7, 8)},
-               patchify.patches_are_the_formula, patchify.gradient_goes_back_to_the_pixel),
+              "VIT-1", ("beyond_4_pixels_a_side", "beyond_8_channels"),
+              {"B": 1, "Ci": (9, 17), "rows": (1, 2), "columns": (1, 3), "P": (16, 7, 8)},
+              patchify.patches_are_the_formula, patchify.gradient_goes_back_to_the_pixel),
     )
 
 
@@ -126,21 +126,21 @@ def _losses() -> Sequence[Larger]:
 
     return (
         Layer(cross_entropy.spec, "many_rows_are_right", "Some hundred rows all count, in loss and gradient.", "CE-1",
-               ("beyond_128_rows",), {"N": (130, 257, 300), "V": (3, 5), "ignored": ("none", "some", "first")},
-               *checks(cross_entropy)),
+              ("beyond_128_rows",), {"N": (130, 257, 300), "V": (3, 5), "ignored": ("none", "some", "first")},
+              *checks(cross_entropy)),
         Layer(cross_entropy.spec, "many_words_are_right", "Some thousand words all count, in loss and gradient.", "CE-1",
-               ("beyond_2048_words",), {"N": 1, "V": (2050, 3001)}, *checks(cross_entropy)),
+              ("beyond_2048_words",), {"N": 1, "V": (2050, 3001)}, *checks(cross_entropy)),
         Layer(lm_loss.spec, "many_tokens_are_right", "Some hundred tokens all count, in loss and gradient.", "CE-1",
-               ("beyond_64_tokens",), {"B": (1, 2), "T": MANY, "V": (3, 2), "prompt_lengths": ("none", "some", "zero")},
-               *checks(lm_loss)),
+              ("beyond_64_tokens",), {"B": (1, 2), "T": MANY, "V": (3, 2), "prompt_lengths": ("none", "some", "zero")},
+              *checks(lm_loss)),
         Layer(lm_loss.spec, "many_samples_are_right", "A batch of up to 40 sequences counts in full.", "CE-1",
-               ("beyond_8_samples",), {"B": (9, 17, 40), "T": (3, 5), "V": (3, 4)}, *checks(lm_loss)),
+              ("beyond_8_samples",), {"B": (9, 17, 40), "T": (3, 5), "V": (3, 4)}, *checks(lm_loss)),
         Layer(preference_loss.spec, "many_pairs_are_right", "Some hundred pairs all count, in loss and gradient.", "RL-1",
-               ("beyond_256_pairs",), {"N": (300, 513, 1025)}, *checks(preference_loss)),
+              ("beyond_256_pairs",), {"N": (300, 513, 1025)}, *checks(preference_loss)),
         Layer(policy_loss.spec, "many_tokens_are_right", "Some hundred tokens all count, in loss and gradient.", "RL-2",
-               ("beyond_128_tokens",), {"B": (1, 2), "T": (130, 257, 300)}, *checks(policy_loss)),
+              ("beyond_128_tokens",), {"B": (1, 2), "T": (130, 257, 300)}, *checks(policy_loss)),
         Layer(policy_loss.spec, "many_samples_are_right", "A batch of up to 40 sequences counts in full.", "RL-2",
-               ("beyond_8_samples",), {"B": (9, 17, 40), "T": (2, 3)}, *checks(policy_loss)),
+              ("beyond_8_samples",), {"B": (9, 17, 40), "T": (2, 3)}, *checks(policy_loss)),
     )
 
 
@@ -154,17 +154,17 @@ def _models() -> Sequence[Larger]:
     tokens = "Some dozen tokens give the formula, and its gradients."
     return (
         Layer(block.spec, "many_tokens_are_right", tokens, "BLK-1", ("beyond_17_tokens",), {**narrow, "T": (33, 65)},
-               *checks(block)),
+              *checks(block)),
         Layer(block.spec, "many_heads_are_right", "With up to 12 heads every one of them is the formula's.", "BLK-1",
-               ("beyond_4_heads",), {**narrow, "H": (5, 8, 12), "G": (1, 4), "T": (2, 3)}, *checks(block)),
+              ("beyond_4_heads",), {**narrow, "H": (5, 8, 12), "G": (1, 4), "T": (2, 3)}, *checks(block)),
         Layer(encoder.spec, "many_tokens_are_right", tokens, "ENC-1", ("beyond_16_tokens",), {**one, "T": (17, 33)},
-               *checks(encoder)),
+              *checks(encoder)),
         Layer(decoder.spec, "many_tokens_are_right", tokens, "DEC-1", ("beyond_16_tokens",), {**one, "T": (17, 33), "S": (2, 3)},
-               *checks(decoder)),
+              *checks(decoder)),
         Layer(decoder.spec, "long_memories_are_read", "A memory of some dozen positions is read to its end.", "XAT-1",
-               ("beyond_16_of_memory",), {**one, "T": (1, 2), "S": (17, 33, 65)}, *checks(decoder)),
+              ("beyond_16_of_memory",), {**one, "T": (1, 2), "S": (17, 33, 65)}, *checks(decoder)),
         Layer(encoder_decoder.spec, "many_tokens_are_right", tokens, "EDM-1", ("beyond_16_tokens",),
-               {**one, "T": (17, 20), "S": (17, 33), "V": (7, 13)}, *checks(encoder_decoder)),
+              {**one, "T": (17, 20), "S": (17, 33), "V": (7, 13)}, *checks(encoder_decoder)),
     )
 
 
