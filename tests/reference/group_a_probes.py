@@ -58,7 +58,7 @@ def _norms(*, bias: bool) -> list[Probe]:
     return [_norm(make, eps, seed, bias=bias) for seed, (make, eps) in enumerate(makes)]
 
 
-def _batch(training: bool, eps: float, seed: int, make: Callable[[Draw], Tensor]) -> Probe:
+def _batch(training: bool, eps: float, seed: int, make: Callable[[Draw], Tensor], momentum: float = 0.25) -> Probe:
     def probe(dtype: torch.dtype) -> Example:
         draw = Draw(seed, dtype)
         x = make(draw)
@@ -66,7 +66,7 @@ def _batch(training: bool, eps: float, seed: int, make: Callable[[Draw], Tensor]
         return {
             "x": x, "weight": draw.normal(wide, shift=1.0), "bias": draw.normal(wide),
             "running_mean": draw.normal(wide), "running_var": draw.normal(wide).abs() + 1,
-            "training": training, "momentum": 0.25, "eps": eps,
+            "training": training, "momentum": momentum, "eps": eps,
         }
 
     return probe
@@ -76,6 +76,7 @@ BATCH = [
     _batch(True, 1e-5, 0, lambda d: d.normal(5, 4, shift=1.0)), _batch(False, 1e-5, 1, lambda d: d.normal(5, 4)),
     _batch(True, 1.0, 2, lambda d: d.turned(6, 3)), _batch(False, 1.0, 3, lambda d: d.normal(1, 3)),
     _batch(True, 1e-5, 4, lambda d: d.normal(4, 2, shift=5000.0)), _batch(True, 1e-5, 5, lambda d: d.normal(1, 3)),
+    _batch(True, 1e-5, 6, lambda d: d.normal(5, 4), momentum=0.0),
 ]
 
 
@@ -153,7 +154,8 @@ def _residual(placement: str, seed: int, alpha: float = 1.0, layout: str = "norm
 
 RESIDUAL = [
     _residual(placement, seed, alpha, layout) for layout in ("normal", "turned")
-    for seed, (placement, alpha) in enumerate((("pre", 1.0), ("post", 1.0), ("sandwich", 1.0), ("deepnorm", 2.5)))
+    for seed, (placement, alpha) in enumerate((
+        ("pre", 1.0), ("post", 1.0), ("sandwich", 1.0), ("deepnorm", 2.5), ("deepnorm", 0.0)))
 ]
 
 
