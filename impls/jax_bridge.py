@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from assay.impls._foreign import result
 from assay.impls._modules import late
 
 NARROWED = {torch.int64: torch.int32, torch.float64: torch.float32}  # what JAX makes of them unless it was told otherwise
@@ -46,8 +46,7 @@ def bridged(function: Callable[..., Any] | None = None, *, jit: bool = False) ->
         others = {name: value for name, value in arguments.items() if name not in tensors}
         chosen = compiled(tuple(others)) if jit else function
         run = _Run(lambda given: chosen(*given.args, **given.kwargs), signature, others, tuple(tensors))
-        outputs = _Through.apply(run, *tensors.values())  # type: ignore[no-untyped-call]
-        return outputs if run.several else outputs[0]
+        return result(run, tensors.values())
 
     return call
 
@@ -84,12 +83,13 @@ class _Run:
     others: dict[str, Any]  # arguments that are no tensors
     names: tuple[str, ...]  # arguments that are, in order
     several: bool = False
+    needed: tuple[bool, ...] = ()
     outputs: tuple[Any, ...] = ()
     pull: Pull | None = None
 
-    def forwards(self, tensors: tuple[Tensor, ...], needed: tuple[bool, ...]) -> tuple[Tensor, ...]:
+    def forwards(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         arrays = {name: array_of(t) for name, t in zip(self.names, tensors, strict=True)}
-        moving = {name: arrays.pop(name) for name, n in zip(self.names, needed, strict=True) if n}
+        moving = {name: arrays.pop(name) for name, n in zip(self.names, self.needed, strict=True) if n}
 
         def of(moved: dict[str, Any]) -> Any:
             given = self.others | arrays | moved
@@ -119,20 +119,3 @@ def _cotangent(output: Any, upstream: Tensor) -> Any:
     if jax.numpy.issubdtype(output.dtype, jax.numpy.floating):
         return array_of(upstream)
     return late("numpy").zeros(output.shape, jax.dtypes.float0)
-
-
-class _Through(torch.autograd.Function):
-    """Where autograd meets JAX. The inputs are saved too, so that autograd notices when they are overwritten in between."""
-
-    @staticmethod
-    def forward(ctx: Any, run: _Run, *tensors: Tensor) -> tuple[Tensor, ...]:
-        outputs = run.forwards(tensors, ctx.needs_input_grad[1:])
-        ctx.run = run
-        ctx.save_for_backward(*tensors)
-        ctx.mark_non_differentiable(*(out for out in outputs if not out.is_floating_point()))
-        return outputs
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, *ctx.run.backwards(ctx.saved_tensors, upstream))

@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from assay.impls._foreign import result
 
 Array = NDArray[Any]
 Forward = Callable[..., tuple[Any, Any]]
@@ -54,8 +55,7 @@ def bridged(forward: Forward, backward: Backward | None = None, *, inside: str =
         arguments = signature.bind(*positional, **named).arguments
         tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
         run = _Run(forward, backward, arguments, tuple(tensors), INSIDE[inside])
-        outputs = _Through.apply(run, *tensors.values())  # type: ignore[no-untyped-call]
-        return outputs if run.several else outputs[0]
+        return result(run, tensors.values())
 
     return call
 
@@ -86,6 +86,7 @@ class _Run:
     names: tuple[str, ...]  # arguments that are tensors, in order
     inside: torch.dtype
     several: bool = False
+    needed: tuple[bool, ...] = ()
     saved: Any = field(default=None, repr=False)
 
     def forwards(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -112,21 +113,3 @@ class _Run:
             raise ValueError(f"the gradient of {name} must have its shape {tuple(tensor.shape)}, got {found.shape}; "
                              "sum over what was broadcast")
         return tensor_of(found, tensor.dtype, tensor.device)
-
-
-class _Through(torch.autograd.Function):
-    """Where autograd meets NumPy. The inputs are saved too, so that autograd notices when they are overwritten in between."""
-
-    @staticmethod
-    def forward(ctx: Any, run: _Run, *tensors: Tensor) -> tuple[Tensor, ...]:
-        outputs = run.forwards(tensors)
-        ctx.run = run
-        ctx.save_for_backward(*tensors)
-        ctx.mark_non_differentiable(*(out for out in outputs if not out.is_floating_point()))
-        return outputs
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        found = ctx.run.backwards(ctx.saved_tensors, upstream)
-        return (None, *(g if needed else None for g, needed in zip(found, ctx.needs_input_grad[1:], strict=True)))
