@@ -264,17 +264,12 @@ def _type_name(value: object) -> str:
     return ascii(type(value).__name__)[1:-1]
 
 
-MANY = 60  # names that a message does not spell out: those of implementations alone are so many
-
-
-def unknown(what: str, name: object, names: Iterable[str]) -> str:
-    """The message for a name that is not in a closed list: what was got, what may have been meant, the list."""
+def unknown(what: str, name: object, names: Iterable[str], command: str = "") -> str:
+    """The message for a name that is not in a closed list: what was got, what may have been meant, the list, or what shows it."""
     known = sorted(names)
     near = difflib.get_close_matches(name[:100], known, 1) if isinstance(name, str) else []
     hint = f"; did you mean {near[0]}?" if near else ""
-    listed = ", ".join(known) or "none"
-    if len(known) > MANY:
-        listed = f"{len(known)} names: `assay list implementations` shows them"
+    listed = f"{len(known)} names: `{command}` shows them" if command else ", ".join(known) or "none"
     return f"{what}={quoted(name)} is unknown{hint} ({what} is one of {listed})"
 
 

@@ -60,7 +60,8 @@ def _built_in(name: str, kind: str | None) -> list[Declaration]:
     if not found:
         missing = [f"{module}: {reason}" for module, reason in registry.unavailable() if name in module]
         more = f"; {missing[0]}" if missing else ""
-        raise UsageError(f"{unknown('implementation', name, {made.name for made in known})}{more}; or give {_WAYS}")
+        message = unknown("implementation", name, {made.name for made in known}, "assay list implementations")
+        raise UsageError(f"{message}{more}; or give {_WAYS}")
     return found
 
 
