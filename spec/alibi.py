@@ -49,7 +49,7 @@ class AlibiCases(Cases):
 
 
 spec = Specification("alibi", AlibiCases())
-conduct = add_conduct(spec, without=("inputs", "layouts", "history"), dtypes=FLOAT32)
+conduct = add_conduct(spec, without=("inputs", "layouts", "history"), dtypes=FLOAT32, shown_by="bias_is_the_formula")
 
 
 SOME = {"Tq": at_least(1), "Tk": at_least(2)}

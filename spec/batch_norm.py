@@ -51,7 +51,7 @@ class BatchNormCases(Cases):
 
 
 spec = Specification("batch_norm", BatchNormCases())
-conduct = add_conduct(spec)
+conduct = add_conduct(spec, shown_by="output_is_the_formula_in_training")
 
 TRAINING = {"training": True, "N": at_least(2), "feature": "drawn", "family": ("integers", "normal", "positive", "peaked")}
 

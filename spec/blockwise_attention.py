@@ -16,7 +16,7 @@ from assay.spec.conduct import add_conduct
 from assay.subject import Subject
 
 spec = Specification("blockwise_attention", BlockwiseAttentionCases())
-conduct = add_conduct(spec)
+conduct = add_conduct(spec, shown_by="output_is_attention")
 
 Part = tuple[Any, Any]  # output and lse, measured
 

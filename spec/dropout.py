@@ -80,7 +80,7 @@ def is_dropout(subject: Subject, example: Example) -> None:
 
 
 spec = Specification("dropout", DropoutCases())
-conduct = add_conduct(spec, agree=is_dropout)
+conduct = add_conduct(spec, agree=is_dropout, shown_by="elements_are_dropped_or_scaled")
 TRAINED = {"training": True, "B": lambda size: size > 0}
 DROPPING = {**TRAINED, "p": (0.5, 0.1, 0.25, 0.9, 0.003)}
 

@@ -44,7 +44,7 @@ def draw_ids(used: str, shape: tuple[int, ...], rows: int, source: torch.Generat
 
 
 spec = Specification("embedding", EmbeddingCases())
-conduct = add_conduct(spec)
+conduct = add_conduct(spec, shown_by="ids_pick_rows")
 
 
 SOME = {"B": at_least(1), "T": at_least(1)}

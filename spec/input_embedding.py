@@ -59,7 +59,7 @@ def draw_positions(name: str | None, dims: Any, source: torch.Generator) -> torc
 
 
 spec = Specification("input_embedding", InputEmbeddingCases())
-conduct = add_conduct(spec)
+conduct = add_conduct(spec, shown_by="input_is_token_row_plus_position_row")
 
 
 SOME = {"B": at_least(1), "T": at_least(1)}

@@ -20,7 +20,7 @@ from assay.spec.logits_filter_cases import LogitsFilterCases, agree, few, filter
 from assay.subject import Subject
 
 spec = Specification("logits_filter", LogitsFilterCases())
-conduct = add_conduct(spec, agree=agree)
+conduct = add_conduct(spec, agree=agree, shown_by="logits_are_divided_by_the_temperature")
 PLAIN: dict[str, Any] = {"top_k": None, "top_p": None}
 WIDE = ("float64", "float32")
 

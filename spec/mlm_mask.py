@@ -136,7 +136,7 @@ def _values(tensor: torch.Tensor, where: torch.Tensor) -> str:
 
 
 spec = Specification("mlm_mask", MlmMaskCases())
-conduct = add_conduct(spec, agree=agree)
+conduct = add_conduct(spec, agree=agree, shown_by="labels_hold_the_original_ids")
 MANY: dict[str, Any] = {"B": 1000, "T": (16, 17, 33, 130)}
 ONE_BY_ONE, COUNTED = {"mlm_choice": "bernoulli"}, {"mlm_choice": "count"}
 

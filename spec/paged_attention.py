@@ -13,7 +13,7 @@ from assay.spec.paged_attention_cases import PagedAttentionCases, contiguous, us
 from assay.subject import Subject
 
 spec = Specification("paged_attention", PagedAttentionCases())
-conduct = add_conduct(spec)
+conduct = add_conduct(spec, shown_by="output_is_attention_over_the_blocks")
 
 
 SOME = {"B": at_least(1), "lengths": ("mixed", "full", "ones")}

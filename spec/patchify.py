@@ -37,7 +37,7 @@ class PatchifyCases(Cases):
 
 
 spec = Specification("patchify", PatchifyCases())
-conduct = add_conduct(spec)
+conduct = add_conduct(spec, shown_by="patches_are_the_formula")
 
 
 @spec.holds("VIT-1", kills=(

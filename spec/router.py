@@ -166,7 +166,7 @@ def agree(router: Subject, example: Example) -> None:
 
 
 spec = Specification("router", RouterCases())
-conduct = add_conduct(spec, agree=agree)
+conduct = add_conduct(spec, agree=agree, shown_by="weights_are_the_formula")
 SHARED = {"router": "softmax_of_topk"}
 
 

@@ -121,7 +121,7 @@ def agree(sampler: Subject, example: Example) -> None:
 
 
 spec = Specification("sampler", SamplerCases())
-conduct = add_conduct(spec, agree=agree)
+conduct = add_conduct(spec, agree=agree, shown_by="tokens_come_with_their_frequencies")
 SEVERAL: dict[str, Any] = {"V": lambda size: size > 1}
 
 

@@ -64,7 +64,7 @@ def draw_positions(name: str, dims: Mapping[str, int], source: torch.Generator) 
 
 
 spec = Specification("sinusoidal", SinusoidalCases())
-conduct = add_conduct(spec, dtypes=FLOAT32)
+conduct = add_conduct(spec, dtypes=FLOAT32, shown_by="table_is_the_formula")
 
 
 SOME = {"T": at_least(1)}

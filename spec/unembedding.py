@@ -44,7 +44,7 @@ class UnembeddingCases(Cases):
 
 
 spec = Specification("unembedding", UnembeddingCases())
-conduct = add_conduct(spec)
+conduct = add_conduct(spec, shown_by="logits_are_the_formula")
 
 
 SOME = {"B": at_least(1), "T": at_least(1)}

@@ -120,6 +120,11 @@ def test_what_no_example_can_show_is_left_out_of_the_plan() -> None:
     assert "no example" in why_not(prop, replace(reference, lacks=frozenset({"cross_lengths"})))
 
 
+def test_what_a_property_rests_on_exists() -> None:
+    """A name that is none of a property would block nothing, without a word."""
+    assert {below for prop in PROPERTIES.values() for below in prop.rests_on} <= PROPERTIES.keys()
+
+
 class OnePlace(Cases):
     """A single combination of five letters can be, of some hundred thousand with what nothing narrows."""
 
