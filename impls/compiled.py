@@ -5,8 +5,8 @@ it takes every option. `compiled-inductor-…` writes C++ too: tens of seconds a
 and all kinds but the first five, run only where they are named, or by the profile `deep`. A call that no compiled graph served is
 never passed off as one (`compiling.Compiled`).
 
-No whole graph holds a reference that branches on values: ids, lengths, experts chosen or a seed. Those kinds are not here; the
-property `compiling_does_not_matter` compiles what can be of everyone's.
+No whole graph holds a reference that branches on values: ids, lengths, experts chosen or a seed. Those kinds are not here, nor
+those that are handed functions, read text or make a model; `compiling_does_not_matter` compiles what can be of everyone's.
 """
 from __future__ import annotations
 

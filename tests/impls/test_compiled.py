@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from assay import registry
 from assay.compiling import Compiled, missing_compiler
 from assay.errors import NotExercisedError
+from assay.impls import compiled as bridges
 from assay.run.counting import Counter
 from assay.run.judge import Settings
 from assay.run.judging import Bench
@@ -65,6 +66,16 @@ def test_a_graph_is_counted_as_it_runs_and_not_as_it_is_made() -> None:
     assert (compiled.ran, compiled.graphs) == (2, 1)
 
 
+@pytest.mark.parametrize("kind", bridges.FURTHER)
+def test_a_whole_graph_of_every_further_kind_is_right(kind: str) -> None:
+    """On the first examples of what says that it is right, each served by a graph."""
+    shown = next(one.rests_on for one in registry.properties(kind) if one.id == f"{kind}/copies_compute_the_same")
+    bench = Bench([{"isolated": False, "declarations": [{"kind": kind, "name": f"compiled-aot-{kind}"}]}],
+                  Settings(profile="quick", most=4), None)
+    examples = bench.run(CaseSpec(shown[-1], kind, f"compiled-aot-{kind}", "cpu", "float32"))["examples"]
+    assert examples["right"] and not examples["wrong"] + examples["not_supported"]
+
+
 class Watching(TorchDispatchMode):
     """As a debugger's mode."""
 
@@ -81,8 +92,6 @@ def test_under_a_mode_that_forbids_it_no_graph_is_made_and_later_calls_are_as_be
 
 
 def test_a_fallback_makes_the_case_not_exercised(monkeypatch: pytest.MonkeyPatch) -> None:
-    from assay.impls import compiled as bridges
-
     made = next(one for one in registry.declarations("softmax") if one.name == "compiled-aot-softmax")
     monkeypatch.setitem(bridges.AOT, "softmax", Compiled(bridges.AOT["softmax"].function, "aot_eager", limit=1))
     bench = Bench([{"isolated": False, "declarations": [made.to_json()]}], Settings(profile="quick", most=4), None)
