@@ -11,12 +11,11 @@ keep = torch.ones(3, 3, dtype=torch.bool).tril()
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     query, key, value = torch.randn(3, 1, 1, 3, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
     for scale in (0.5, 0.0, -0.5):
-        scores = (query.double() @ key.double().mT * scale).masked_fill(~keep, float("-inf"))
-        right = scores.softmax(-1) @ value.double()
         flag = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
         mask = scaled_dot_product_attention(query, key, value, attn_mask=keep, scale=scale)
-        far = {name: float((out.double() - right).abs().max()) for name, out in (("is_causal", flag), ("attn_mask", mask))}
-        print(f"{dtype} scale={scale}: largest error {far['is_causal']:.1e} by is_causal, {far['attn_mask']:.1e} by attn_mask")
-        assert far["attn_mask"] < 0.05
-        fault |= not far["is_causal"] < 0.05
+        print(f"{dtype} scale={scale}: {int(flag.isnan().sum())} of {flag.numel()} elements are NaN by is_causal, "
+              f"{int(mask.isnan().sum())} by attn_mask; the last row is {flag[..., -1, :].flatten().tolist()}, "
+              f"{mask[..., -1, :].flatten().tolist()}")
+        assert bool(mask.isfinite().all())
+        fault |= bool(flag.isnan().any())
 raise SystemExit(int(fault))
