@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from assay import registry
-from assay.run.hosts import Zygote
 from assay.run.judge import Settings
 from assay.run.judging import Bench
 from assay.run.plan import CaseSpec, Selection, make_plan
+from assay.run.zygote_process import Zygote
 
 DTYPES = ("float32", "float16", "bfloat16")
 

@@ -20,6 +20,7 @@ from assay.report.terminal import Terminal
 from assay.run import events
 from assay.run.session import Request, Session
 from assay.run.waivers import FILE_NAME, propose
+from assay.run.zygote_process import Zygote
 
 INTERRUPTED = 3  # before anything was planned: inconclusive
 
@@ -53,7 +54,7 @@ class Recorder:
 
 
 def check(request: Request, out: Path, *, resume: bool = False, as_json: bool = False, quiet: bool = False,
-          write_waivers: bool = False) -> int:
+          write_waivers: bool = False, zygote: Zygote | None = None) -> int:
     """Run, report, and return the exit code."""
     if resume:
         request = replace(request, resume=interrupted_run(out))
@@ -61,7 +62,7 @@ def check(request: Request, out: Path, *, resume: bool = False, as_json: bool = 
     with stdout_for_json(as_json) as stdout:
         recorder = Recorder(out / jsonl.FILE_NAME)
         try:
-            with Session(request) as session, ended_by_signals(session):
+            with Session(request, zygote) as session, ended_by_signals(session):
                 _follow(session, recorder, terminal)
         except KeyboardInterrupt:
             print("assay: interrupted before there was a plan; nothing is known", file=sys.stderr)

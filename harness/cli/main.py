@@ -4,6 +4,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 from assay.cli import options
 from assay.errors import AssayError, UsageError
 from assay.run import requests
+from assay.run.zygote_process import Zygote, zygote_needed
 
 if TYPE_CHECKING:
     from assay.report.jsonl import Report
@@ -56,18 +58,20 @@ def check(
     """
     if bool(targets) == all_:
         raise UsageError("targets= must name a file, an object or a built-in implementation, or be --all alone")
-    from assay.cli.checking import check
-
+    asked: dict[str, Any] = {
+        "kind": kind, "devices": device, "dtypes": dtype, "only": only, "profile": profile, "seed": seed, "timeout": timeout,
+        "workers": workers, "shard": shard, "isolate": isolate, "waivers": waivers, "command": command_line()}
     if inside is not None:
         targets = requests.inside(targets or (), inside)
-    request = requests.request(
-        targets or (), kind=kind, devices=device, dtypes=dtype, only=only, profile=profile, seed=seed, timeout=timeout,
-        workers=workers, shard=shard, isolate=isolate, waivers=waivers, command=command_line())
     if parts:
         from assay.cli.parts import show_parts
 
-        return show_parts(request, as_json=json)
-    return check(request, out, resume=resume, as_json=json, quiet=quiet, write_waivers=write_waivers)
+        return show_parts(requests.request(targets or (), **asked), as_json=json)
+    with Zygote() if zygote_needed(isolate, workers) else nullcontext() as zygote:  # it imports torch while we do
+        from assay.cli.checking import check
+
+        return check(requests.request(targets or (), **asked), out, resume=resume, as_json=json, quiet=quiet,
+                     write_waivers=write_waivers, zygote=zygote)
 
 
 @app.command("list", epilog="Example: assay list properties --kind attention")

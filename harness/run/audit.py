@@ -22,11 +22,12 @@ from assay.errors import HostError, UsageError
 from assay.hosting import Call
 from assay.properties import Property
 from assay.run import events
-from assay.run.hosts import FOR_JUDGES, Channel, RemoteHost, Zygote
+from assay.run.hosts import Channel, RemoteHost, open_judge
 from assay.run.judge import Settings
 from assay.run.perform import clean
 from assay.run.plan import CaseSpec, Selection, make_plan
 from assay.run.zygote import FOR_HOSTS
+from assay.run.zygote_process import FOR_JUDGES, Zygote
 
 LIBRARIES = {"transformers": "hf"}  # what can be audited -> how its targets begin
 # How they begin -> what every host would import, in the zygote once.
@@ -140,7 +141,7 @@ def _judged(row: Row, zygote: Zygote, name: str, declaration: Declaration, setti
                                         if made.id.partition("/")[2] not in LEFT_TO_CHECK], Selection(devices=("cpu",)))
     row.declaration, row.cases, row.left = declaration.to_json(), planned.cases, planned.left_out
     target = {"target": name, "kind": declaration.kind, "isolated": True, "memory": MEMORY, "declarations": [declaration.to_json()]}
-    judge = zygote.judge({"targets": [target], "settings": asdict(settings)})
+    judge = open_judge(zygote.address, {"targets": [target], "settings": asdict(settings)})
     try:
         for case in planned.cases:
             row.results.append(_result(judge, case, deadline))

@@ -20,10 +20,11 @@ from assay.properties import Property
 from assay.registry import Benign, Fault
 from assay.run.diagnosis import Attempt, DoctorReport
 from assay.run.events import RED
-from assay.run.hosts import FOR_JUDGES, Channel, Zygote
+from assay.run.hosts import Channel, open_judge
 from assay.run.judge import Settings
 from assay.run.plan import CaseSpec, why_not
 from assay.run.zygote import FOR_HOSTS
+from assay.run.zygote_process import FOR_JUDGES, Zygote
 
 DTYPES = ("float32", "bfloat16", "float16")  # in this order: most faults show in float32
 KEPT = 1024  # evaluations that a judge keeps: the same examples serve every planted implementation
@@ -213,7 +214,7 @@ class Team:
             return {"status": "crash", "message": "it took its judge along"}
 
     def _judge(self, seed: int) -> Channel:
-        return self._zygote.judge({"targets": self._targets, "settings": asdict(replace(self._settings, seed=seed))})
+        return open_judge(self._zygote.address, {"targets": self._targets, "settings": asdict(replace(self._settings, seed=seed))})
 
 
 def _zygote() -> Zygote:

@@ -6,13 +6,8 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
@@ -31,16 +26,11 @@ from assay.hosting import Answer, Call, Meanwhile, OutputFacts, Refusal, nothing
 from assay.run import wire
 from assay.run.instances import Instances
 from assay.run.perform import clean
-from assay.run.zygote import FOR_HOSTS
 
 TAIL = 4096
 START_PATIENCE = 60.0  # for the zygote to import torch and fork: ours, not the implementation's time
 READING = 1.0  # for an answer that came while we did something else
 END_PATIENCE = 0.5  # between a closed connection and the end of the process that had it
-FOR_JUDGES = ("hypothesis", "assay.run.judging")
-# torch keeps a kernel compiled for each of the last 1024 shapes of products in bfloat16, half a megabyte each, in two caches;
-# examples hardly ever share a shape, so judges and hosts grew to twice their size.
-FEW_KERNELS = {"LRU_CACHE_CAPACITY": "16", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
 _NO_MEMORY = re.compile(r"bad_alloc|MemoryError|Cannot allocate memory|can't allocate memory")
 
 
@@ -60,70 +50,6 @@ class LocalHost:
 
     def close(self) -> None:
         """Nothing to end."""
-
-
-class Zygote:
-    """The zygote process of a run. Starts at once, in the background; a context manager; hosts need its `address`."""
-
-    def __init__(self, preload: Sequence[str] = FOR_HOSTS + FOR_JUDGES) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="assay-", dir=_short_folder(), ignore_cleanup_errors=True)
-        self.address = os.path.join(self._folder.name, "zygote")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(self.address)
-            listener.listen(128)
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "assay.run.zygote", self.address, str(listener.fileno()), *preload],
-                stdin=subprocess.PIPE, stdout=2, pass_fds=(listener.fileno(),), start_new_session=True,
-                env={**FEW_KERNELS, **os.environ, "OMP_NUM_THREADS": "1",
-                     "HYPOTHESIS_STORAGE_DIRECTORY": os.path.join(self._folder.name, "hypothesis")})
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
-
-    def open(self, request: Mapping[str, Any]) -> Channel:
-        """Fork a judge (or host) and return the connection to it."""
-        return Channel(self.address, request)
-
-    def judge(self, setup: Mapping[str, Any]) -> Channel:
-        """Fork a judge, tell it targets and settings, and see it ready; that one cannot start is a fault of ours."""
-        channel = self.open({"role": "judge"})
-        try:
-            channel.send(setup)
-            channel.receive(time.monotonic() + START_PATIENCE)
-        except (ConnectionError, TimeoutError) as error:
-            channel.kill()
-            raise HarnessError(f"a judge did not start: {error or type(error).__name__}") from error
-        return channel
-
-    def close(self) -> None:
-        """End the zygote and with it every judge and host."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        try:
-            self._process.wait(0.2 if self._is_childless() else 10)
-        except subprocess.TimeoutExpired:  # its children die with it all the same: PR_SET_PDEATHSIG
-            self._process.kill()
-            self._process.wait()
-        self._folder.cleanup()
-
-    def _is_childless(self) -> bool:
-        """Whether it has forked nothing yet: then it may still be importing, and need not be waited for."""
-        children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
-        return children.exists() and not children.read_text().strip()
-
-    def __enter__(self) -> Zygote:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()
-
-
-def _short_folder() -> str | None:
-    """A folder whose paths fit into the 108 bytes of a Unix socket's address."""
-    return None if len(tempfile.gettempdir()) < 60 else "/tmp"
 
 
 class Channel:
@@ -191,6 +117,18 @@ def _read_line(connection: socket.socket) -> dict[str, Any]:
     answer = json.loads(line)
     assert isinstance(answer, dict)
     return answer
+
+
+def open_judge(zygote: str, setup: Mapping[str, Any]) -> Channel:
+    """Have a judge forked, tell it targets and settings, and see it ready; that one cannot start is a fault of ours."""
+    channel = Channel(zygote, {"role": "judge"})
+    try:
+        channel.send(setup)
+        channel.receive(time.monotonic() + START_PATIENCE)
+    except (ConnectionError, TimeoutError) as error:
+        channel.kill()
+        raise HarnessError(f"a judge did not start: {error or type(error).__name__}") from error
+    return channel
 
 
 class RemoteHost:

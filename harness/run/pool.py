@@ -11,10 +11,11 @@ from typing import Any
 from assay.errors import HarnessError
 from assay.properties import Property
 from assay.run import events
-from assay.run.hosts import Channel, Zygote
+from assay.run.hosts import Channel
 from assay.run.judge import Settings
 from assay.run.judging import harness_error
 from assay.run.plan import CaseSpec
+from assay.run.zygote_process import Zygote
 
 HANGS = 3  # cases of one implementation that may hang before the rest is given up
 
@@ -98,7 +99,7 @@ class Pool:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        channel = self._zygote.open({"role": "judge"})
+        channel = Channel(self._zygote.address, {"role": "judge"})
         channel.send(self._setup)
         channel.receive()
         return channel

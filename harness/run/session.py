@@ -17,7 +17,7 @@ from assay.errors import HarnessError, HostError, UsageError
 from assay.report.jsonl import Report
 from assay.run import background, events, fence
 from assay.run.events import Header
-from assay.run.hosts import RemoteHost, Zygote
+from assay.run.hosts import RemoteHost
 from assay.run.judge import Settings
 from assay.run.judging import Bench
 from assay.run.plan import CasePlan, CaseSpec, Selection, details, make_plan, recorded_costs, shard_of
@@ -25,6 +25,7 @@ from assay.run.pool import Job, Pool
 from assay.run.resuming import keep
 from assay.run.verdicts import Verdicts
 from assay.run.waivers import Register, Waiver
+from assay.run.zygote_process import Zygote, zygote_needed
 
 ALL = "--all"  # the target that stands for everything built in
 Runner = Callable[[Sequence[Job]], Iterator[dict[str, Any]]]
@@ -66,12 +67,12 @@ class Target:
 class Session:
     """One run. `events()` yields header, plan, results and footer as they come; `stop()` ends it early."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, zygote: Zygote | None = None) -> None:
         self.request = request
         self.results: list[dict[str, Any]] = []
         self.kept: list[dict[str, Any]] = []  # results of the run that is resumed; they are told first
         self.stopped = False
-        self._zygote: Zygote | None = None
+        self._zygote = zygote  # one that was started ahead of us, while torch was still to be imported
         self._pool: Pool | None = None
         self._planned = self._in_case = False
         self._started = time.monotonic()
@@ -79,8 +80,9 @@ class Session:
     # ------------------------------------------------------------------------------------------------ life
     def __enter__(self) -> Session:
         request = self.request
-        if (request.targets or not request.objects) and (request.isolate != "never" or request.workers > 1):
-            self._zygote = Zygote()  # imports torch in the background while this process does
+        named = bool(request.targets) or not request.objects
+        if self._zygote is None and named and zygote_needed(request.isolate, request.workers):
+            self._zygote = Zygote()
         return self
 
     def __exit__(self, *raised: object) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from assay.run.hosts import Zygote
 from assay.run.zygote import FOR_HOSTS
+from assay.run.zygote_process import Zygote
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,9 @@ import torch
 from assay.errors import HostCrashedError, HostError, HostTimeoutError, NotClaimedError, UsageError
 from assay.hosting import RESULT_BEFORE, Answer, Call
 from assay.run import fence
-from assay.run.hosts import RemoteHost, Zygote
+from assay.run.hosts import RemoteHost
 from assay.run.zygote import FOR_HOSTS
+from assay.run.zygote_process import Zygote
 
 KERNELS = str(Path(__file__).with_name("hostile_kernels.py"))
 # Where the system takes no filter of calls, the test would end the processes of all the others.
@@ -203,8 +204,9 @@ def test_an_import_that_hangs_is_a_timeout(zygote: Zygote, tmp_path: Path) -> No
 PARENT = """
 import sys, torch
 from assay.hosting import Call
-from assay.run.hosts import RemoteHost, Zygote
+from assay.run.hosts import RemoteHost
 from assay.run.zygote import FOR_HOSTS
+from assay.run.zygote_process import Zygote
 zygote = Zygote(FOR_HOSTS)
 idle, busy = (RemoteHost(zygote.address, sys.argv[1], timeout=600) for _ in range(2))
 answer = idle.call(Call("softmax", "leaves_process", {"x": torch.ones(2, 2)}))
@@ -252,8 +254,9 @@ REFUSING = """
 import sys, torch
 from assay.hosting import Call
 from assay.run import fence
-from assay.run.hosts import RemoteHost, Zygote
+from assay.run.hosts import RemoteHost
 from assay.run.zygote import FOR_HOSTS
+from assay.run.zygote_process import Zygote
 architecture, seccomp, _ = fence._known()
 assert fence._install(seccomp, fence._filter(architecture, (seccomp,), (fence._SET_FILTER,)))  # as a container may
 assert not fence.fence([1]) and fence.state().startswith("not fenced")

@@ -11,7 +11,8 @@ import torch
 
 from assay.errors import HarnessError
 from assay.hosting import Call, Handle
-from assay.run.hosts import RemoteHost, Zygote
+from assay.run.hosts import RemoteHost
+from assay.run.zygote_process import Zygote
 
 MODELS = str(Path(__file__).with_name("model_kernels.py"))
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
