@@ -65,9 +65,9 @@ class Evaluations:
 
 
 def _usual(forms: Sequence[Form], arguments: Mapping[str, Any]) -> Sequence[Form]:
-    """The one form to try first, where a kind names one that applies; else all."""
+    """The one form to try first: one that is marked so and applies, else the formula as written."""
     usual = [form for form in forms if form.usual and (form.applies is None or form.applies(arguments))]
-    return usual[:1] or forms
+    return (usual or forms)[:1]
 
 
 def _digest(value: Any) -> str:

@@ -92,6 +92,6 @@ def _by_difference_of_positions(
 
 
 FORMS: tuple[Form, ...] = (
-    Form("slopes as powers of two", alibi), Form("slopes as powers of the first slope", _by_powers_of_the_first),
+    Form("slopes as powers of two", alibi), Form("slopes as powers of the first slope", _by_powers_of_the_first, usual=True),
     Form("difference of slope times position", _by_difference_of_positions),
 )

@@ -116,5 +116,5 @@ def _saved_backward(
 
 
 FORMS: tuple[Form, ...] = (
-    Form("two passes", batch_norm), Form("x times a plus b", _affine, backward=_saved_backward),
+    Form("two passes", batch_norm), Form("x times a plus b", _affine, backward=_saved_backward, usual=True),
 )

@@ -205,6 +205,6 @@ def _grouped(gradient: Tensor, shared: Tensor) -> Tensor:
 FORMS: tuple[Form, ...] = (
     Form("tile by tile", blockwise_attention, additions=2),
     Form("queries scaled first", _scaled_queries, additions=2),
-    Form("powers of two", _base_two, additions=7, applies=lambda arguments: arguments["k"].shape[2] > 0),
+    Form("powers of two", _base_two, additions=7, usual=True, applies=lambda arguments: arguments["k"].shape[2] > 0),
     Form("one tile, gradients recomputed from lse", _all_keys_at_once, backward=_backward, additions=2),
 )

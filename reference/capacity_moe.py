@@ -86,7 +86,7 @@ def _form(name: str, routing: Router = route, applies: Callable[[Mapping[str, An
 
 FORMS: tuple[Form, ...] = (
     _form("weights after the down projection"),
-    _form("weights before the down projection", usual=True, weighted_before=True),
+    _form("weights before the down projection", weighted_before=True),
     *(_form(f"activation {name}", activation=table["silu"]) for name, table in ACTIVATION_FORMS.items() if "silu" in table),
-    *(_form(f"router {form.name}", form.forward, form.applies) for form in ROUTER_FORMS[1:]),
+    *(_form(f"router {form.name}", form.forward, form.applies, usual=form.usual) for form in ROUTER_FORMS[1:]),
 )

@@ -133,14 +133,14 @@ def _against_distribution(logits: Tensor, target: Tensor, epsilon: float, smooth
     return torch.where(q == 0, torch.zeros_like(terms), terms).sum(-1)
 
 
-def _form(name: str, score: Score) -> Form:
+def _form(name: str, score: Score, *, usual: bool) -> Form:
     def forward(
         logits: Tensor, targets: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0,
         reduction: str = "mean", smoothing: str = "others", all_ignored: str = "nan",
     ) -> Tensor:
         return _loss(logits, targets, ignore_index, label_smoothing, reduction, smoothing, all_ignored, score)
 
-    return Form(name, forward)
+    return Form(name, forward, usual=usual)
 
 
 def _part_by_part(
@@ -172,6 +172,6 @@ SCORES: tuple[tuple[str, Score], ...] = (
 )
 FORMS: tuple[Form, ...] = (
     Form("shifted first", cross_entropy),
-    *(_form(name, score) for name, score in SCORES),
+    *(_form(name, score, usual=score is _logsumexp_minus_target) for name, score in SCORES),
     Form("shares reduced one by one", _part_by_part),
 )

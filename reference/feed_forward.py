@@ -137,7 +137,7 @@ def _has(table: Mapping[str, Activation]) -> Callable[[Mapping[str, Any]], bool]
 
 FORMS: tuple[Form, ...] = (
     Form("as written", feed_forward),
-    Form("biases among the terms", _bias_first, applies=lambda arguments: arguments["b_in"] is not None
+    Form("biases among the terms", _bias_first, usual=True, applies=lambda arguments: arguments["b_in"] is not None
          or arguments["b_out"] is not None),
     *(Form(f"activation {name}", _with(table), applies=_has(table)) for name, table in ACTIVATION_FORMS.items()),
 )

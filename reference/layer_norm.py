@@ -162,7 +162,7 @@ FORMS: tuple[Form, ...] = (
     Form("reciprocal root", _reciprocal, backward=_centred_backward),
     Form("reciprocal root in one", by_rsqrt),
     # A running mean rounds three times a step (difference, quotient, sum) where a cumulative sum rounds once.
-    Form("Welford", _welford, additions=3),
+    Form("Welford", _welford, additions=3, usual=True),
     Form("x times r plus shift", _scale_then_shift, backward=_polynomial_backward),
     Form("x times a plus b", _affine, backward=_affine_backward),
 )

@@ -78,7 +78,7 @@ def _form(inner: Form) -> Form:
                    "all_ignored": all_ignored}
         return _scored(inner, logits, ids, mask, prompt_lengths, options)
 
-    return Form(inner.name, forward)
+    return Form(inner.name, forward, usual=inner.usual)
 
 
 FORMS: tuple[Form, ...] = (Form("shifted first", lm_loss), *(_form(inner) for inner in _cross_entropy.FORMS[1:]))

@@ -65,7 +65,7 @@ def _token_by_token(logits: Tensor, indices: Tensor, *, mask: Tensor | None = No
 
 FORMS: tuple[Form, ...] = (
     Form("as written", load_balancing_loss),
-    Form("through the logarithm, divided last", _divided_last),
+    Form("through the logarithm, divided last", _divided_last, usual=True),
     Form("mean over experts, times their number squared", _mean_of_products),
     Form("token by token", _token_by_token),
 )

@@ -131,4 +131,4 @@ def _softmax(z: Tensor) -> Tensor:
 
 DECIDERS: tuple[Form, ...] = (Form("scaled logits and probabilities", deciders),)
 EXCESS: tuple[Form, ...] = (Form("from the heavy end", excess), Form("from the light end", excess_from_light_end))
-FORMS: tuple[Form, ...] = (Form("divided", logits_filter), Form("times the reciprocal", _by_reciprocal))
+FORMS: tuple[Form, ...] = (Form("divided", logits_filter), Form("times the reciprocal", _by_reciprocal, usual=True))

@@ -66,7 +66,7 @@ def moe(
 # The forms compute every expert at once for every token and take the chosen ones: few operations for the bound engine.
 def form_of(
     name: str, *, activation: Activation = ACTIVATIONS["silu"], routing: Router = route, weighted_before: bool = False,
-    applies: Callable[[Mapping[str, Any]], bool] | None = None,
+    applies: Callable[[Mapping[str, Any]], bool] | None = None, usual: bool = False,
 ) -> Form:
     """The mixture by a form of the activation, a form of the router, and a place for the weights."""
     def forward(
@@ -88,7 +88,7 @@ def form_of(
         with precision("spilled"):  # experts one after another add to a sum in the stored type
             return parts.sum(1).reshape(x.shape)
 
-    return Form(name, forward, applies=applies)
+    return Form(name, forward, applies=applies, usual=usual)
 
 
 def _hidden(tokens: Tensor, w_gate: Tensor, w_up: Tensor, activation: Activation) -> Tensor:
@@ -100,5 +100,5 @@ FORMS: tuple[Form, ...] = (
     form_of("weights after the down projection"),
     form_of("weights before the down projection", weighted_before=True),
     *(form_of(f"activation {name}", activation=table["silu"]) for name, table in ACTIVATION_FORMS.items() if "silu" in table),
-    *(form_of(f"router {form.name}", routing=form.forward, applies=form.applies) for form in ROUTER_FORMS[1:]),
+    *(form_of(f"router {form.name}", routing=form.forward, applies=form.applies, usual=form.usual) for form in ROUTER_FORMS[1:]),
 )

@@ -149,7 +149,7 @@ def _form(inner: Form) -> Form:
         return _heads_mixed(call, inner.forward, (x, w_q, w_k, w_v, w_o), context, values, key_mask, mask,
                             (b_q, b_k, b_v, b_o), w_gate, positions)
 
-    return Form(inner.name, forward, additions=inner.additions)
+    return Form(inner.name, forward, additions=inner.additions, usual=inner.usual)
 
 
 _PLAIN = [form for form in _attention.FORMS[1:] if form.applies is None or form.applies({"causal": False})]

@@ -94,5 +94,5 @@ def _scaled_queries(
 
 
 FORMS: tuple[Form, ...] = (
-    Form("scores scaled", paged_attention, additions=2), Form("query scaled first", _scaled_queries, additions=2),
+    Form("scores scaled", paged_attention, additions=2), Form("query scaled first", _scaled_queries, additions=2, usual=True),
 )

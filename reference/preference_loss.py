@@ -68,5 +68,5 @@ FORMS: tuple[Form, ...] = (
     Form("shifted by the larger of −Δ and 0", preference_loss),
     Form("softplus", _softplus),
     Form("softmax over the two", _two_way_softmax),
-    Form("binary cross-entropy", _softplus, backward=_sigmoid_less_one),
+    Form("binary cross-entropy", _softplus, backward=_sigmoid_less_one, usual=True),
 )

@@ -93,7 +93,7 @@ def _backward_cubed(
 
 FORMS: tuple[Form, ...] = (
     Form("division by the root", rms_norm),
-    Form("cast before the weight", _reciprocal, backward=_backward),
+    Form("cast before the weight", _reciprocal, backward=_backward, usual=True),
     Form("cast after the weight", _weight_first, backward=_backward_cubed),
     Form("weight before the scale", _scaled_input),
     Form("reciprocal root in one", by_rsqrt),

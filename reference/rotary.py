@@ -233,7 +233,7 @@ def _with(powers: Powers, factor_in_tables: bool) -> Callable[..., Tensor]:
 # Tables of cosines and sines, and complex multiplication, round as these do: (a + ib)·e^{iφ} is the same four products.
 FORMS: tuple[Form, ...] = (
     Form("frequencies as powers", rotary),
-    Form("frequencies as reciprocals of powers, factor in the tables", _with(_as_reciprocal, True)),
+    Form("frequencies as reciprocals of powers, factor in the tables", _with(_as_reciprocal, True), usual=True),
     Form("frequencies by the exponential", _with(_as_exponential, False)),
 )
 

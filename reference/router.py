@@ -106,7 +106,8 @@ def deciders(x: Tensor, w_router: Tensor, *, router: str = "softmax_of_topk") ->
 DECIDERS: tuple[Form, ...] = (Form("scores and what rises with them", deciders),)
 FORMS: tuple[Form, ...] = (
     Form("as written", router),
-    Form("softmax over all, renormalised", _renormalised, applies=lambda a: a.get("router", ROUTERS[0]) == ROUTERS[0]),
+    Form("softmax over all, renormalised", _renormalised, usual=True,
+         applies=lambda a: a.get("router", ROUTERS[0]) == ROUTERS[0]),
     Form("through the logarithm of the sum", _through_logarithm, applies=lambda a: a.get("router") != "sigmoid"),
     Form("sigmoid as one quotient", _plain_sigmoid, applies=lambda a: a.get("router") == "sigmoid"),
 )

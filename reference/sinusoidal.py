@@ -81,7 +81,7 @@ def _by_reciprocal(
 
 
 FORMS: tuple[Form, ...] = (
-    Form("frequencies as powers", sinusoidal), Form("frequencies by the exponential", _by_exponential),
+    Form("frequencies as powers", sinusoidal), Form("frequencies by the exponential", _by_exponential, usual=True),
     Form("positions divided by powers", _by_division), Form("frequencies as reciprocals of powers", _by_reciprocal),
 )
 

@@ -77,5 +77,5 @@ ONLINE_ADDITIONS = 7
 FORMS: tuple[Form, ...] = (
     Form("shifted by the row maximum", softmax),
     Form("exponential of the logarithm", softmax_by_logarithm),
-    Form("parts summed online and merged", softmax_of_parts, additions=ONLINE_ADDITIONS),
+    Form("parts summed online and merged", softmax_of_parts, additions=ONLINE_ADDITIONS, usual=True),
 )

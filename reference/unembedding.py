@@ -106,7 +106,7 @@ def _on(norm: str, form: Form) -> Form:
 
     return Form(
         f"{norm}: {form.name}", forward, backward=None if form.backward is None else backward,
-        additions=form.additions, applies=applies,
+        additions=form.additions, applies=applies, usual=form.usual,
     )
 
 

@@ -17,8 +17,9 @@ class Form:
         differentiate the forward form but recompute (flash attention); None: autograd through `forward`.
     additions: roundings that each addend of a sum may go through (online softmax rescales its sum at every tile): the
         sum rule uses gamma_{additions*n}.
-    usual: its bar is usually the widest: an output within it needs no other form. The others are evaluated for an output that
-        lies outside, so a verdict of wrong always rests on all of them.
+    usual: its bar is usually the widest: an output within it needs no other form. Where no form that applies is so marked, the
+        formula as written is tried first. The others are evaluated for an output that lies outside, so a verdict of wrong always
+        rests on all of them.
     applies: whether this form exists for these arguments (None: always).
     """
 
