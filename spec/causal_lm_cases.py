@@ -1,9 +1,4 @@
-"""How examples of language models are drawn, and how a property talks to one.
-
-No formula stands behind a model whose weights are its own: it is held against itself. The bar of its logits is the spread of
-its own full pass when every floating operation inside is moved at random by about one rounding of its type, times the factor
-that is calibrated for compositions. A model whose operations torch does not see cannot be asked so, and is not exercised.
-"""
+"""How examples of language models are drawn, and how a property talks to one."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -14,15 +9,13 @@ import torch
 
 from assay.cases import Cases, Configuration, Example, generator
 from assay.contract.declaration import Declaration
-from assay.errors import ExampleOverError, NotExercisedError
+from assay.errors import ExampleOverError
 from assay.hosting import Answer, Handle
 from assay.ledger import fact
-from assay.numbers.arithmetic import FORMATS
-from assay.numbers.bound import Bounded, rounding
-from assay.numbers.sampled import spread_bar
+from assay.numbers.bound import Bounded
+from assay.spec.own_rounding import ROWS_TOGETHER, gauged
 from assay.subject import Subject
 
-ROWS_TOGETHER, ROUNDS = 8, 2  # perturbed runs: rows of a batch, calls
 ENDS = 0.15  # share of ids that are the first or the last word
 
 
@@ -104,16 +97,7 @@ class Model:
 
     def measured(self, ids: torch.Tensor, mask: torch.Tensor | None = None) -> Bounded:
         """Logits of a full pass with the bar that its own rounding gives."""
-        plain = self.logits(ids, mask, grad_mode=False)
-        times = ROWS_TOGETHER if self.subject.declaration.allows("B", ROWS_TOGETHER * len(ids)) else 1
-        many, masks = ids.repeat(times, 1), None if mask is None else mask.repeat(times, 1)
-        apart = torch.cat([
-            self.logits(many, masks, grad_mode=False, perturb=run + 1).double().reshape(times, *plain.shape) - plain.double()
-            for run in range(ROUNDS * ROWS_TOGETHER // times)])
-        if not bool((apart != 0).any()):
-            raise NotExercisedError("no floating operation of this model is seen by torch: its rounding cannot be gauged")
-        value, fmt = plain.double(), FORMATS[str(plain.dtype).removeprefix("torch.")]
-        return Bounded(value, spread_bar(value, apart) + rounding(value.abs(), fmt))
+        return gauged(self.logits, (ids, mask), together=self.subject.declaration.allows("B", ROWS_TOGETHER * len(ids)))
 
     def step(self, ids: torch.Tensor, cache: Handle | None, mask: torch.Tensor | None = None) -> tuple[torch.Tensor, Handle]:
         """Logits (B,S,V) of new tokens, and the cache, which stays with the model."""

@@ -22,7 +22,7 @@ REQUIRED: Final = _Required()
 FEATURES: Final[tuple[str, ...]] = (
     "mask", "bias", "causal", "window", "two_sided_window", "negative_positions", "scale", "negative_scale", "softcap", "gqa",
     "empty_rows", "value_width", "cross_lengths", "gradients", "half_precision", "strided", "padding", "left_padding",
-    "cache", "chunks", "beams", "empty", "long_positions", "loss", "saving", "kernels", "parts", "refused_ids",
+    "cache", "chunks", "beams", "empty", "long_positions", "loss", "saving", "kernels", "parts", "refused_ids", "places",
 )
 OFFERS: Final[tuple[str, ...]] = ("two_sided_window", "negative_positions", "negative_scale", "loss", "saving", "kernels", "parts")
 
@@ -237,6 +237,8 @@ def _further_kinds() -> list[Kind]:
               features="mask padding", outputs="loss", widenable="loss"),
         _kind("router_z_loss", "How large a router's logits grow.", "logits", {"mask": None}, wrt="logits",
               features="mask padding", outputs="loss", widenable="loss"),
+        _kind("image_classifier", "An image classifier, made by a factory.", "", {"seed": REQUIRED},
+              features="gradients places loss saving kernels parts", outputs="logits", factory=True),
     ]
 
 
