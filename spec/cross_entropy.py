@@ -41,6 +41,8 @@ class CrossEntropyCases(Cases):
             dims["N"] = 1
         while dims["N"] * dims["V"] > BUDGET and claims.allows("N", dims["N"] // 2):
             dims["N"] //= 2
+        if not claims.claims("ignore_index"):  # who does not take the argument has promised nothing of any id, -100 neither
+            flags["ignored"] = "none"
         if dims["V"] == 1:
             flags["label_smoothing"], flags["ignore_index"] = 0.0, -100
         if configuration.family.startswith("huge"):  # smoothing sums V huge logits: beyond the range of half precision
@@ -119,7 +121,7 @@ def with_ignored_replaced(example: Example) -> Example:
 
 
 @spec.holds("CE-3", "E18", kills=("ignored_rows_count", "ignored_rows_multiplied", "smoothing_of_ignored_rows"),
-            rests_on=(conduct["form"],), given={**WORDS, "ignored": ("some", "first"), "N": at_least(2)})
+            rests_on=(conduct["form"],), needs=("ignore_index",), given={**WORDS, "ignored": ("some", "first"), "N": at_least(2)})
 def ignored_rows_add_nothing(loss: Subject, example: Example) -> None:
     """Whatever finite logits ignored rows hold, the loss is the same bit for bit: it sees the chosen positions alone."""
     usual = loss.values(**example)
@@ -128,7 +130,7 @@ def ignored_rows_add_nothing(loss: Subject, example: Example) -> None:
 
 
 @spec.holds("CE-3", kills=("gradient_of_ignored_rows", "ignored_rows_count"), rests_on=(conduct["form"],), gradient=True,
-            given={**WORDS, "ignored": ("some", "first"), "N": at_least(2)})
+            needs=("ignore_index",), given={**WORDS, "ignored": ("some", "first"), "N": at_least(2)})
 def ignored_rows_get_no_gradient(loss: Subject, example: Example) -> None:
     """The gradient at an ignored row is exactly 0, whatever finite logits it holds."""
     for one in (example, with_ignored_replaced(example)):
@@ -145,7 +147,7 @@ def mean_is_sum_over_counted_rows(loss: Subject, example: Example) -> None:
 
 
 @spec.holds("CE-3", kills=("none_counted_gives_zero", "none_counted_gives_nan"), rests_on=(conduct["form"],),
-            conventions={"all_ignored": ("nan", "zero")}, given={**SOME, "reduction": "mean"})
+            needs=("ignore_index",), conventions={"all_ignored": ("nan", "zero")}, given={**SOME, "reduction": "mean"})
 def no_counted_row_has_the_declared_outcome(loss: Subject, example: Example) -> None:
     """The mean over no counted row is what was declared: NaN or 0."""
     ignored = example.but(targets=torch.full_like(example.targets, example.ignored_id))
@@ -153,8 +155,8 @@ def no_counted_row_has_the_declared_outcome(loss: Subject, example: Example) -> 
     assert identical(loss.values(**ignored), loss.exact(**ignored).value, witness=bool((usual != 0) | usual.isnan()))
 
 
-@spec.holds("CE-3", kills=("none_counted_not_refused",), rests_on=(conduct["form"],), conventions={"all_ignored": "refused"},
-            given={**SOME, "reduction": "mean"})
+@spec.holds("CE-3", kills=("none_counted_not_refused",), rests_on=(conduct["form"],), needs=("ignore_index",),
+            conventions={"all_ignored": "refused"}, given={**SOME, "reduction": "mean"})
 def no_counted_row_is_refused(loss: Subject, example: Example) -> None:
     """The mean over no counted row is refused, as declared."""
     loss.refuses(**example.but(targets=torch.full_like(example.targets, example.ignored_id)))

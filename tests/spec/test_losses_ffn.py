@@ -6,11 +6,16 @@ import math
 import pytest
 import torch
 from scipy.stats import binom
+from torch import Tensor
 
 from assay import registry
 from assay.cases import Configuration, Example
+from assay.contract.declaration import declare
 from assay.ledger import open_ledger
 from assay.run.hosts import LocalHost
+from assay.run.judge import Settings
+from assay.run.judging import Bench
+from assay.run.plan import Selection, make_plan
 from assay.spec import chance, dropout
 from assay.subject import Subject
 
@@ -99,3 +104,22 @@ def test_every_statement_is_held() -> None:
     held = {statement for kind in KINDS for prop in registry.properties(kind) for statement in prop.statements}
     assert held >= {*(f"CE-{n}" for n in range(1, 6)), *(f"LS-{n}" for n in range(1, 4)), *(f"FFN-{n}" for n in range(1, 7)),
                     "GLU-1", "GLU-2", "SFT-1", "RL-1", "RL-2", "COST-2"}
+
+
+def gathered(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
+    """Right for every target there is, and without an id to ignore: its index must lie in the vocabulary."""
+    losses = -torch.log_softmax(logits, -1).gather(-1, targets[:, None])[:, 0]
+    return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
+
+
+def test_who_takes_no_ignore_index_is_asked_to_ignore_nothing() -> None:
+    made = declare("cross_entropy", gathered, name="gathered")
+    plan = make_plan([made], registry.properties("cross_entropy"), Selection(dtypes=("float32",)))
+    asked = {case.property.partition("/")[2] for case in plan.cases}
+    assert {"output_is_the_formula", "gradient_is_the_formula"} <= asked
+    assert asked.isdisjoint({"ignored_rows_add_nothing", "ignored_rows_get_no_gradient", "no_counted_row_has_the_declared_outcome"})
+    bench = Bench([{"isolated": False, "declared": [made]}], Settings(profile="quick"), None)
+    for case in plan.cases:
+        if case.property.endswith(("output_is_the_formula", "gradient_is_the_formula", "results_have_the_right_form")):
+            found = bench.run(case)
+            assert found["status"] == "pass", found["message"]
