@@ -103,6 +103,12 @@ _planted("row_dependent", "Later queries pay more.",
          lambda h, q, k: _bias(_slopes(h), _distance(q, k)) * (1 + torch.arange(q) / 8)[None, :, None])
 
 
+@fault("alibi", conventions={"alibi_row_shift": "per_row"}, summary="Rows are shifted as declared, and the extra slopes are "
+       "the second, fourth, … of 2n.")
+def shifted_with_every_other_slope_from_second(num_heads: int, q_len: int, k_len: int) -> Tensor:
+    return torch.tensor(_every_other_from_second(num_heads))[:, None, None] * torch.arange(1 - k_len, 1).expand(q_len, k_len)
+
+
 @benign("alibi")
 def by_ratio(num_heads: int, q_len: int, k_len: int) -> Tensor:
     """Slopes as powers of the first, recursively, as the published code."""
@@ -121,6 +127,21 @@ def by_ratio(num_heads: int, q_len: int, k_len: int) -> Tensor:
 def with_a_row_shift(num_heads: int, q_len: int, k_len: int) -> Tensor:
     """+slope·j, as BLOOM."""
     return torch.tensor(_slopes(num_heads))[:, None, None] * torch.arange(k_len).float().expand(q_len, k_len)
+
+
+@benign("alibi", conventions={"alibi_row_shift": "per_row"})
+def counted_from_the_last_key(num_heads: int, q_len: int, k_len: int) -> Tensor:
+    """−slope·(Tk − 1 − j), the same row for every query, as MPT; slopes as powers of the first."""
+    whole: int = 2 ** math.floor(math.log2(num_heads))
+    more = (2.0 ** (-4 / whole)) ** torch.arange(1, 2 * whole + 1, 2)
+    slopes = torch.cat([(2.0 ** (-8 / whole)) ** torch.arange(1, whole + 1), more[: num_heads - whole]])
+    return slopes[:, None, None] * torch.arange(1 - k_len, 1).expand(q_len, k_len)
+
+
+@benign("alibi", conventions={"alibi_row_shift": "per_row"})
+def with_a_constant_added(num_heads: int, q_len: int, k_len: int) -> Tensor:
+    """−slope·|i − j| and a constant of the row, which is no multiple of the slope."""
+    return _bias(_slopes(num_heads), _distance(q_len, k_len)) + 0.3 * torch.arange(1, q_len + 1)[:, None]
 
 
 @benign("alibi")

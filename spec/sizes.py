@@ -122,7 +122,8 @@ def _others() -> Sequence[Larger]:
                "SIN-1", ("beyond_512_channels", "beyond_128_positions"), {"T": (300, 1), "C": (514, 2048)},
                rests_on="table_is_the_formula"),
         Larger(alibi.spec, "many_heads_have_their_slopes", "With up to 130 heads each has the slope of the formula.", "ALI-1",
-               ("beyond_64_heads",), {"H": (40, 64, 65, 96, 130), "Tq": (1, 3), "Tk": (3, 5)}, rests_on="bias_is_the_formula"),
+               ("beyond_64_heads",), {"H": (40, 64, 65, 96, 130), "Tq": (1, 3), "Tk": (3, 5)}, output=alibi.agree,
+               rests_on="bias_is_the_formula"),
         Larger(batch_norm.spec, "many_rows_are_right", "A batch of some hundred rows counts in full in the statistics, and in the "
                "gradients.", "BN-3", ("beyond_256_rows",),
                {"N": (257, 300, 513), "C": (2, 3)}, rests_on="output_is_the_formula_in_training"),
