@@ -223,7 +223,8 @@ STATEFUL = (every_second_call, remembered_by_shape, result_overwritten_later, sm
 OF_A_BATCH = (smaller_batch_after_larger, remembered_by_content)
 BATCHES = ("softmax", "attention", "blockwise_attention", "paged_attention", "multi_head_attention", "rotary", "layer_norm",
            "rms_norm", "feed_forward", "gated_feed_forward", "embedding", "unembedding", "patchify", "qk_norm_attention",
-           "latent_attention")
+           "latent_attention", "add_rms_norm")
+FLAT = ("alibi", "sinusoidal", "sampler")  # kinds whose tensors have one axis
 NEED_A_TENSOR = (input_overwritten, strides_ignored, remembered_by_shape, result_overwritten_later)
 WITHOUT_TENSORS = ("alibi",)  # three numbers decide everything, and the shape of the result tells them
 

@@ -32,7 +32,7 @@ PLACES: Mapping[str, Mapping[str, Place]] = {
     "multi_head_attention": {"beyond_8_heads": ("num_heads", 0, 8, None), "beyond_64_tokens": ("x", 1, 64, 1)},
     "rotary": {"beyond_4_heads": ("x", 1, 4, 1), "beyond_32_tokens": ("x", 2, 32, 2), "beyond_128_channels": ("x", 3, 128, 3)},
     "softmax": {"beyond_64_rows": ("x", 0, 64, 0), "beyond_2048_columns": ("x", -1, 2048, -1)},
-    "layer_norm": _FEATURES, "rms_norm": _FEATURES,
+    "layer_norm": _FEATURES, "rms_norm": _FEATURES, "add_rms_norm": _FEATURES,
     "batch_norm": {"beyond_256_rows": ("x", 0, 256, 0), "beyond_128_features": ("x", 1, 128, 1)},
     "sinusoidal": {"beyond_512_channels": ("dim", 0, 512, -1), "beyond_128_positions": ("positions", 0, 128, 0)},
     "alibi": {"beyond_64_heads": ("num_heads", 0, 64, 0)},

@@ -22,10 +22,10 @@ from assay.compiling import Compiled
 from assay.registry import reference
 
 KINDS = ("softmax", "attention", "rotary", "layer_norm", "rms_norm")
-FURTHER = ("alibi", "batch_norm", "block", "blockwise_attention", "decoder", "encoder", "feed_forward", "gated_feed_forward",
-           "latent_attention", "load_balancing_loss", "logits_filter", "multi_head_attention", "patchify", "policy_loss",
-           "preference_loss", "qk_norm_attention", "router", "router_z_loss", "sigmoid_router", "sink_attention", "sinusoidal",
-           "unembedding")
+FURTHER = ("add_rms_norm", "alibi", "batch_norm", "block", "blockwise_attention", "decoder", "encoder", "feed_forward",
+           "gated_feed_forward", "latent_attention", "load_balancing_loss", "logits_filter", "multi_head_attention", "patchify",
+           "policy_loss", "preference_loss", "qk_norm_attention", "router", "router_z_loss", "sigmoid_router", "sink_attention",
+           "sinusoidal", "unembedding")
 VERSION = torch.__version__
 
 

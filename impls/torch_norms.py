@@ -42,6 +42,13 @@ def rms_norm_module(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
     return out
 
 
+@assay.implements("add_rms_norm", name="torch-add-rms-norm", version=torch.__version__)
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+    """An addition, and then the function: what fused kernels take the place of."""
+    summed = x + residual
+    return F.rms_norm(summed, (x.shape[-1],), weight, eps), summed
+
+
 @assay.implements("batch_norm", name="torch-batch-norm", version=torch.__version__)
 def batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor, *, training: bool,

@@ -31,7 +31,7 @@ ENTRIES: Mapping[str, Mapping[str, int]] = {
     "paged_attention": {"q": 3, "block_table": 2, "lengths": 1},
     "multi_head_attention": {"x": 3, "context": 3, "values": 3, "key_mask": 2, "mask": 3, "positions": 2},
     "rotary": {"x": 4, "positions": 2},
-    "layer_norm": {"x": 2}, "rms_norm": {"x": 2},
+    "layer_norm": {"x": 2}, "rms_norm": {"x": 2}, "add_rms_norm": {"x": 2, "residual": 2},
     "feed_forward": {"x": 2}, "gated_feed_forward": {"x": 2},
     "embedding": {"ids": 2}, "unembedding": {"h": 2}, "patchify": {"image": 4},
 }

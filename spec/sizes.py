@@ -10,6 +10,7 @@ from typing import Any
 
 from assay.properties import Specification
 from assay.spec import (
+    add_rms_norm,
     alibi,
     attention,
     batch_norm,
@@ -138,7 +139,7 @@ TABLE: tuple[Larger, ...] = (
     *_attention(attention.spec, "ATT-1", "output_is_the_formula"),
     *_attention(blockwise_attention.spec, "FLA-1", "output_is_attention"),
     *_attention(sink_attention.spec, "X-SINK-1", "output_is_the_formula"),
-    *_rows(layer_norm.spec, "LN-1"), *_rows(rms_norm.spec, "RMS-1"), *_others(),
+    *_rows(layer_norm.spec, "LN-1"), *_rows(rms_norm.spec, "RMS-1"), *_rows(add_rms_norm.spec, "X-ADDN-2"), *_others(),
 )
 for _one in TABLE:
     _one.add()

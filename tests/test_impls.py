@@ -151,6 +151,11 @@ def rms_norm(d: Draw) -> Iterator[Example]:
         yield {name: value for name, value in example.items() if name != "bias"}
 
 
+def add_rms_norm(d: Draw) -> Iterator[Example]:
+    for example in rms_norm(d):
+        yield {**example, "residual": d(*example["x"].shape)}
+
+
 def batch_norm(d: Draw) -> Iterator[Example]:
     for training in (False, True):
         yield {"x": d(7, 5), "weight": d(5), "bias": d(5), "running_mean": d(5), "running_var": d(5).square() + 0.5,
@@ -227,6 +232,7 @@ EXAMPLES = {
     "alibi": lambda d: iter([{"num_heads": h, "q_len": 3, "k_len": k} for h in (1, 4, 6) for k in (3, 5)]),
     "sinusoidal": lambda d: iter([{"positions": torch.arange(9) * 3, "dim": dim} for dim in (2, 8)]),
     "attention": attention, "softmax": softmax, "rotary": rotary, "layer_norm": norms, "rms_norm": rms_norm,
+    "add_rms_norm": add_rms_norm,
     "batch_norm": batch_norm, "feed_forward": feed_forward, "gated_feed_forward": gated_feed_forward,
     "unembedding": unembedding, "cross_entropy": cross_entropy, "logits_filter": logits_filter,
     "embedding": lambda d: iter([{"ids": d.ids(6, 2, 3), "weight": d(6, 5)}, {"ids": d.ids(6, 4), "weight": d(6, 1)}]),

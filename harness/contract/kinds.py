@@ -233,6 +233,8 @@ def _further_kinds() -> list[Kind]:
         _kind("sigmoid_router", "Experts chosen by sigmoid score plus a balancing bias, weighed without it.", "logits bias",
               {"top_k": REQUIRED, "n_groups": 1, "top_groups": 1, "normalize": True, "scale": 1.0}, wrt="logits",
               outputs="weights indices", widenable="weights"),
+        _kind("add_rms_norm", "A residual added, and the root-mean-square normalisation of the sum.", "x residual weight",
+              {"eps": REQUIRED}, wrt="x residual weight", outputs="y summed", widenable="summed"),
         _kind("load_balancing_loss", "How unevenly a router spreads its tokens.", "logits indices", {"mask": None}, wrt="logits",
               features="mask padding", outputs="loss", widenable="loss"),
         _kind("router_z_loss", "How large a router's logits grow.", "logits", {"mask": None}, wrt="logits",

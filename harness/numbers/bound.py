@@ -198,6 +198,31 @@ def freely_chosen(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
+def stored(tensor: torch.Tensor) -> torch.Tensor:
+    """A result that lies in memory between two kernels: rounded to the stored type, however finely it was computed, and
+    so is the gradient that comes back to it."""
+    model = current().model
+    if isinstance(tensor, Bounded) and model.store.u > model.internal.u:
+        return _Stored.apply(tensor)
+    return tensor
+
+
+class _Stored(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, tensor: Bounded) -> Bounded:
+        return _as_stored(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Bounded) -> Bounded:
+        return _as_stored(upstream)
+
+
+def _as_stored(tensor: Bounded) -> Bounded:
+    store = current().model.store
+    with _disable_current_modes():
+        return rounded(tensor._value, tensor._bar, lambda: True, store)
+
+
 def row_maximum(tensor: torch.Tensor, dim: int) -> torch.Tensor:
     """The shift of a softmax, as plain code differentiates it: freely chosen, yet with a gradient.
 

@@ -40,6 +40,7 @@ WORKLOADS: Mapping[str, tuple[Workload, ...]] = {
     "softmax": (Workload("2048×2048", {"B": 2048, "C": 2048}, {}, ("B",)),),
     "rms_norm": _NORM,
     "layer_norm": _NORM,
+    "add_rms_norm": _NORM,
     "rotary": (Workload("T=1024 H=8 D=64", {"B": 1, "H": 8, "T": 1024, "D": 64}),),
     "cross_entropy": (Workload("512×32000", {"N": 512, "V": 32000}, {}, ("N",)),),
     "lm_loss": (Workload("2×256×8000", {"B": 2, "T": 256, "V": 8000}),),
@@ -51,6 +52,7 @@ WORKLOADS: Mapping[str, tuple[Workload, ...]] = {
 }
 PEERS: Mapping[str, str] = {
     "attention": "sdpa", "softmax": "torch-softmax", "rms_norm": "torch-rms-norm", "layer_norm": "torch-layer-norm",
+    "add_rms_norm": "torch-add-rms-norm",
     "cross_entropy": "torch-cross-entropy", "feed_forward": "torch-linear", "gated_feed_forward": "torch-glu",
     "multi_head_attention": "torch-multi-head", "embedding": "torch-embedding",
 }

@@ -31,6 +31,7 @@ JUDGED = [
     ("softmax", "triton-softmax", (FORMULA, "gradient_is_the_formula")),
     ("rms_norm", "triton-rms-norm", (FORMULA, "gradients_are_the_formula")),
     ("layer_norm", "triton-layer-norm", (FORMULA, "gradients_are_the_formula")),
+    ("add_rms_norm", "triton-add-rms-norm", (FORMULA, "gradients_are_the_formula", "gradient_of_the_sum_goes_straight_through")),
     ("rotary", "triton-rotary", (FORMULA, "gradient_turns_back", "every_sequence_has_its_own_positions")),
     ("gated_feed_forward", "triton-swiglu", (FORMULA, "gradients_are_the_formula")),
     ("attention", "triton-attention", (FORMULA, "gradients_are_the_formula")),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from assay.impls import (
     _triton,
+    triton_add_norm,
     triton_attention,
     triton_cross_entropy,
     triton_moe,
@@ -27,7 +28,8 @@ from assay.impls import (
 
 pytest.importorskip("triton", reason="triton is not installed; `make triton` installs it and runs these tests")
 
-MODULES = triton_attention, triton_cross_entropy, triton_moe, triton_norms, triton_rotary, triton_softmax, triton_swiglu
+MODULES = (triton_add_norm, triton_attention, triton_cross_entropy, triton_moe, triton_norms, triton_rotary, triton_softmax,
+           triton_swiglu)
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64"}
 CAPABILITY = 90
 
@@ -76,6 +78,11 @@ def norm() -> Tensor:
     return triton_norms.layer_norm(half(8, 4096), half(4096), half(4096), eps=1e-5)
 
 
+def add_norm() -> Tensor:
+    y, summed = triton_add_norm.add_rms_norm(half(8, 4096), half(8, 4096), half(4096), eps=1e-5)
+    return y + summed
+
+
 def attention() -> Tensor:
     return triton_attention.attention(half(1, 4, 300, 128), half(1, 2, 300, 128), half(1, 2, 300, 128), causal=True, window=200)
 
@@ -91,6 +98,7 @@ def experts() -> Tensor:
 CALLS: dict[str, tuple[ModuleType, Callable[[], Tensor], bool]] = {
     "softmax": (triton_softmax, lambda: triton_softmax.softmax(half(8, 5000)), False),
     "norms": (triton_norms, norm, False),
+    "add_norm": (triton_add_norm, add_norm, False),
     "rotary": (triton_rotary, lambda: triton_rotary.rotary(half(1, 2, 9, 128), torch.arange(9), rotary_dim=64), False),
     "attention": (triton_attention, attention, True),
     "cross_entropy": (triton_cross_entropy, lambda: triton_cross_entropy.cross_entropy(
