@@ -93,6 +93,19 @@ def strides_ignored(right: Implementation, arguments: dict[str, Any]) -> Any:
     return right(**{**arguments, name: value.as_strided(value.shape, strides)})
 
 
+def rows_taken_as_packed(right: Implementation, arguments: dict[str, Any]) -> Any:
+    """Where the last stride is 1, rows are taken to lie end to end, also those of a wider tensor."""
+    return right(**{name: end_to_end(value) if isinstance(value, Tensor) else value for name, value in arguments.items()})
+
+
+def end_to_end(value: Tensor) -> Tensor:
+    """Rows of equal distance, of a last stride of 1, read as if nothing lay between them."""
+    rows = value.flatten(0, -2) if value.dim() >= 2 and value.numel() else value
+    if rows.dim() < 2 or rows.data_ptr() != value.data_ptr() or rows.stride(1) != 1 or rows.stride(0) <= rows.shape[1]:
+        return value
+    return rows.as_strided(rows.shape, (rows.shape[1], 1)).reshape(value.shape)
+
+
 def strides_of_the_first(right: Implementation, arguments: dict[str, Any]) -> Any:
     """Whether the first tensor is contiguous is asked once, for all: the others are then read as if they were packed."""
     found = list(tensors(arguments))
@@ -215,7 +228,7 @@ class BrokenByTo(torch.nn.Module):
 
 OBJECTS: Mapping[str, Callable[[Implementation], Any]] = {"conduct_lost_in_a_copy": LostInACopy, "conduct_broken_by_to": BrokenByTo}
 STATELESS = (wrong_type, input_overwritten, entry_taken_out, last_element_unwritten, default_dtype_changed, strides_ignored,
-             strides_of_the_first, strides_of_the_keys, wrong_without_gradients, wrong_when_compiled)
+             rows_taken_as_packed, strides_of_the_first, strides_of_the_keys, wrong_without_gradients, wrong_when_compiled)
 OF_SEVERAL = (strides_of_the_first,)
 ONE_TENSOR = ("softmax", "alibi", "sinusoidal", "dropout", "logits_filter", "sampler", "patchify", "residual",
               "router_z_loss")  # or little beside it
@@ -224,7 +237,7 @@ OF_A_BATCH = (smaller_batch_after_larger, remembered_by_content)
 BATCHES = ("softmax", "attention", "blockwise_attention", "paged_attention", "multi_head_attention", "rotary", "layer_norm",
            "rms_norm", "feed_forward", "gated_feed_forward", "embedding", "unembedding", "patchify", "qk_norm_attention",
            "latent_attention", "add_rms_norm")
-FLAT = ("alibi", "sinusoidal", "sampler")  # kinds whose tensors have one axis
+FLAT = ("alibi", "sinusoidal", "sampler", "preference_loss")  # kinds whose tensors have one axis
 NEED_A_TENSOR = (input_overwritten, strides_ignored, remembered_by_shape, result_overwritten_later)
 WITHOUT_TENSORS = ("alibi",)  # three numbers decide everything, and the shape of the result tells them
 
@@ -233,6 +246,8 @@ def expressible(kind: Kind, change: Callable[..., Any]) -> bool:
     """Whether the kind has the arguments that the fault is about."""
     if change is entry_taken_out:
         return not {"params", "layers"}.isdisjoint(kind.arguments)
+    if change is rows_taken_as_packed:
+        return kind.name not in FLAT
     if change is strides_of_the_keys:
         return not {"v", "v_cache"}.isdisjoint(kind.arguments)
     if change in OF_A_BATCH:

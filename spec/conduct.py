@@ -15,9 +15,10 @@ from assay.ledger import fact, identical
 from assay.properties import CONDUCT, Specification
 from assay.subject import Subject
 
-LAYOUTS = ("transposed", "sliced", "offset", "expanded", "head_last")
+LAYOUTS = ("transposed", "sliced", "offset", "expanded", "head_last", "padded_rows")
 MIXED = ("contiguous", "transposed", "sliced", "head_last", "offset")  # dealt out to the arguments of one call, in turn
 Agreement = Callable[[Subject, Example], None]
+FLAT = frozenset({"alibi", "sinusoidal", "sampler", "preference_loss"})  # of one axis: no rows to lie apart
 # Kinds with one tensor, or little beside it.
 SINGLE = frozenset({"softmax", "sinusoidal", "dropout", "logits_filter", "sampler", "patchify", "residual", "router_z_loss"})
 WITH_CONTAINERS = frozenset({"block", "encoder", "decoder", "encoder_decoder"})  # parameters come in mappings and lists
@@ -84,8 +85,9 @@ def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tup
         ("conduct_last_element_unwritten",))
     add("state", "global_state_is_left_alone", _state, "Random state, default type, gradient mode, threads, environment, working "
         "directory and torch itself are as before.", ("conduct_default_dtype_changed",))
-    add("layouts", "memory_layout_does_not_matter", _layouts(agree), "Transposed, sliced, offset and expanded inputs, and inputs "
-        "that each lie differently, give what contiguous ones give.", ("conduct_strides_ignored", *_of_several(spec)),
+    add("layouts", "memory_layout_does_not_matter", _layouts(agree), "Transposed, sliced, offset and expanded inputs, rows of a "
+        "wider tensor, and inputs that each lie differently, give what contiguous ones give.",
+        ("conduct_strides_ignored", *_of_several(spec), *_of_rows(spec)),
         needs=("strided",), rests_on=(ids["form"], formula_id), invariance="strides")
     if not {"v", "v_cache"}.isdisjoint(KINDS[kind].arguments):
         add("apart", "keys_and_values_may_lie_differently", _apart(agree), "Queries, keys and values may each have strides of "
@@ -117,6 +119,11 @@ def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tup
 def _of_several(spec: Specification) -> tuple[str, ...]:
     """The fault of layouts that takes two tensors, for the kinds that have them."""
     return () if spec.kind in SINGLE else ("conduct_strides_of_the_first",)
+
+
+def _of_rows(spec: Specification) -> tuple[str, ...]:
+    """The fault of layouts that takes rows, for the kinds that have them."""
+    return () if spec.kind in FLAT else ("conduct_rows_taken_as_packed",)
 
 
 def _several(value: Any) -> tuple[Any, ...]:

@@ -9,9 +9,10 @@ import torch
 from assay.hosting import bytes_of
 
 GUARD = 64  # elements of spare storage: a multiple of every vector width, so that "contiguous" stays aligned
+PADDING = 2  # columns behind each padded row: even, so that pairs may be viewed as complex numbers
 SENTINEL = 0xA5  # byte pattern of integer guards: far outside every valid index
 
-LAYOUTS = ("contiguous", "transposed", "sliced", "offset", "expanded", "head_last")
+LAYOUTS = ("contiguous", "transposed", "sliced", "offset", "expanded", "head_last", "padded_rows")
 
 
 @dataclass
@@ -54,9 +55,10 @@ def place(tensor: torch.Tensor, layout: str = "contiguous", device: str = "cpu")
     contiguous: as usual, with spare storage behind. transposed: strides of the last two dims swapped. sliced: every
     second element of a wider last dim. offset: a storage offset of 2 beyond the guard, so that nothing is aligned, yet
     pairs may be viewed as complex numbers. expanded: stride 0 along every dim along which the values are constant.
-    head_last: memory (B, T, H, D) seen as (B, H, T, D). A layout that a tensor cannot have (too few dims, values not
-    constant) falls back to contiguous. "contiguous" alone has no guard in front: its storage offset is 0, as
-    implementations that disclaim strided inputs may take for granted.
+    head_last: memory (B, T, H, D) seen as (B, H, T, D). padded_rows: the first columns of a wider tensor, as queries lie
+    in what one projection gives for queries, keys and values: the last stride is 1, yet rows lie further apart. A layout
+    that a tensor cannot have (too few dims, values not constant) falls back to contiguous. "contiguous" alone has no
+    guard in front: its storage offset is 0, as implementations that disclaim strided inputs may take for granted.
     """
     tensor = tensor.detach()
     shape = tuple(tensor.shape)
@@ -106,6 +108,8 @@ def _strides(tensor: torch.Tensor, layout: str) -> tuple[tuple[int, ...], int]:
         return _swapped(shape, rank - 2, rank - 1), GUARD
     if layout == "head_last" and rank >= 3:
         return _swapped(shape, rank - 3, rank - 2), GUARD
+    if layout == "padded_rows" and rank >= 2:
+        return tuple(_row_major((*shape[:-1], shape[-1] + PADDING))), GUARD
     if layout == "sliced" and rank >= 1:
         return tuple(2 * stride for stride in _row_major(shape)), GUARD
     if layout == "offset":

@@ -32,6 +32,7 @@ def test_strides_are_what_the_layout_says() -> None:
     assert arrange(tensor, "transposed").stride() == (60, 20, 1, 4)
     assert arrange(tensor, "sliced").stride() == (120, 40, 10, 2)
     assert arrange(tensor, "head_last").stride() == (60, 5, 15, 1)
+    assert arrange(tensor, "padded_rows").stride() == (84, 28, 7, 1)
     assert arrange(tensor, "offset").storage_offset() % 4 == 2
     assert arrange(tensor, "expanded").stride() == tensor.stride()
     assert arrange(tensor[:1].expand(6, 3, 4, 5), "expanded").stride() == (0, 20, 5, 1)
