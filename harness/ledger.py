@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -37,6 +37,7 @@ class Failure:
     wrong_elements: int = 0
     elements: int = 0
     pattern: str = ""
+    of: str = ""  # what the elements are those of, where it is not the output as it was called first
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,8 @@ def equal(left: Any, right: Any, *, check: str = "left == right") -> Decision:
     wrong = ~(same | (gap <= bar))
     ratio = _ratio(gap, bar, same)
     if bool(wrong.any()):
-        return current().record(Decision("wrong", check, ratio, _describe(wrong, got, expected, bar, gap)))
+        failure = replace(_describe(wrong, got, expected, bar, gap), of=getattr(left, "said", "") or getattr(right, "said", ""))
+        return current().record(Decision("wrong", check, ratio, failure))
     reason = _vacuous(got, expected, bar, constant=not isinstance(right, Bounded) or bool((expected_bar == 0).all()))
     return current().record(Decision("undecided" if reason else "right", check, ratio, reason=reason))
 

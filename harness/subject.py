@@ -381,16 +381,25 @@ class Subject:
             raise ExampleOverError("wrong shape")
         if not isinstance(want, Bounded):
             return got
-        return Bounded(got.to(torch.float64), want.bar)
+        measured, laid = Bounded(got.to(torch.float64), want.bar), self._laid()
+        measured.said = f"the output{laid}" if laid else ""
+        return measured
+
+    def _laid(self) -> str:
+        """How inputs lie, where it is not as the example says."""
+        layouts = set(self.circumstances.layouts.values()) - {self.example.configuration.layout}
+        return "" if not layouts else f" of {layouts.pop()} inputs" if len(layouts) == 1 else " of inputs that lie differently"
 
     def _measured_gradient(self, name: str, got: torch.Tensor | None, want: Bounded) -> Bounded:
         if got is None:  # no gradient reached the argument: it counts as zero
-            return Bounded(torch.zeros_like(want.value), want.bar)
+            got = torch.zeros_like(want.value)
         if tuple(got.shape) != tuple(want.shape):
             ledger.fact(False, f"the gradient of {name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}",
                         check=f"shape of the gradient of {name}")
             raise ExampleOverError("wrong shape")
-        return Bounded(got.to(torch.float64), want.bar)
+        measured = Bounded(got.to(torch.float64), want.bar)
+        measured.said = f"the gradient of {name}{self._laid()}"
+        return measured
 
 
 def _exactly(value: Any) -> Any:

@@ -50,6 +50,7 @@ class Bounded(torch.Tensor):  # type: ignore[misc]
     _value: torch.Tensor
     _bar: torch.Tensor | None  # None: exact everywhere
     _is_view: bool
+    said: str = ""  # what a message calls it, where that is not plain: "the gradient of k"
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 

@@ -49,9 +49,10 @@ def _numbers(check: str, failure: Failure, ratio: float) -> dict[str, Any]:
 
 def _difference(failure: Failure, ratio: float) -> str:
     if not failure.bound:
-        tail = f" (got {failure.got}, expected {failure.expected})" if failure.got or failure.expected else ""
-        return failure.text + tail
-    at = f"element {list(failure.index)} is" if failure.index else "the result is"
+        seen = ", ".join(f"{name} {text}" for name, text in (("got", failure.got), ("expected", failure.expected)) if text)
+        return failure.text + (f" ({seen})" if seen else "")
+    of = f" of {failure.of}" if failure.of else ""
+    at = f"element {list(failure.index)}{of} is" if failure.index else f"{failure.of or 'the result'} is"
     times = f", {ratio:.3g} times the bound" if math.isfinite(ratio) and ratio > 0 else ""
     where = f"; {failure.pattern}" if failure.pattern else ""
     return (f"{at} {failure.got}, expected {failure.expected} ± {failure.bound}{times} "
