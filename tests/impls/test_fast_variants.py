@@ -141,3 +141,18 @@ def test_chunks_add_up_to_the_logarithm_of_the_sum(size: int) -> None:
         wanted = exact.logsumexp(-1), exact.sum(-1)
     for one, right in zip(chunked.log_sum_exp(logits), wanted, strict=True):
         within(one, right)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_fused_norm_keeps_its_sum_and_a_number_a_row(dtype: torch.dtype) -> None:
+    """What is kept for the gradients: no second copy of the rows."""
+    x, residual, weight = (drawn(*shape, seed=i, dtype=dtype).requires_grad_() for i, shape in enumerate(((5, 32), (5, 32), (32,))))
+    kept: list[tuple[int, ...]] = []
+
+    def keep(saved: Tensor) -> Tensor:
+        kept.append(tuple(saved.shape))
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+        registry.get("add_rms_norm", "fused-add-rms-norm")(x, residual, weight, eps=1e-5)
+    assert sorted(kept) == [(5, 1), (5, 32), (32,)]

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.errors import HarnessError, NoRuleError
 from assay.numbers.arithmetic import EXACT, Arithmetic, format_of
-from assay.numbers.bound import Bounded, comparison_hook, engine, lift, precision
+from assay.numbers.bound import Bounded, comparison_hook, engine, lift, precision, stored
 from assay.numbers.evaluate import evaluate
 from assay.numbers.forms import Form
 
@@ -264,3 +264,30 @@ def test_measured_arithmetic_carries_the_bar() -> None:
     total = measured.sum(-1)
     assert isinstance(total, Bounded)
     assert torch.allclose(total.bar, torch.full((2,), 0.75, dtype=torch.float64))
+
+
+def _through_memory(x: Tensor) -> Tensor:
+    return stored(x * 1.1) * 0.3
+
+
+def test_what_is_stored_between_rounds_to_the_stored_type_and_so_does_its_gradient() -> None:
+    """In float32 inside, a result and its gradient that went through bfloat16 lie within their bars, and not within float32's."""
+    x, up = (torch.randn(64, generator=torch.Generator().manual_seed(seed)).bfloat16() for seed in (0, 1))
+    single = Arithmetic(internal="float32")
+    runs = {way: evaluate((Form("way", way),), {"x": x}, "bfloat16", single, upstream=up, wrt=("x",))
+            for way in (_through_memory, lambda x: x * 1.1 * 0.3)}
+    (kept, exact) = runs.values()
+    there = (x.float() * 1.1).bfloat16().float() * 0.3
+    back = (up.float() * 0.3).bfloat16().float() * 1.1
+    for found, wide, narrow in ((there, kept.outputs[0], exact.outputs[0]), (back, kept.gradients["x"], exact.gradients["x"])):
+        off = (found.bfloat16().double() - wide.value).abs()
+        assert bool((off <= wide.bar).all())
+        assert bool((off > narrow.bar).any())
+
+
+def test_stored_is_free_where_every_result_is_stored_anyway() -> None:
+    with engine(Arithmetic().model("bfloat16")):
+        x = lift(torch.ones(3))
+        assert stored(x) is x
+    plain = torch.ones(3)
+    assert stored(plain) is plain

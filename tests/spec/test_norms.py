@@ -14,7 +14,7 @@ from assay.run.plan import Selection, make_plan
 from assay.spec.batch_norm import chi_square
 from assay.spec.norm_cases import mean_zero, variance
 
-KINDS = ("layer_norm", "rms_norm", "batch_norm", "residual")
+KINDS = ("layer_norm", "rms_norm", "batch_norm", "residual", "add_rms_norm")
 PROBES = [  # property, planted fault: the inputs that hide each are in the property's cases
     ("layer_norm/a_large_mean_costs_no_more_than_its_digits", "layer_norm/one_pass_variance"),
     ("layer_norm/epsilon_is_inside_the_root", "layer_norm/epsilon_as_a_floor"),
@@ -22,6 +22,9 @@ PROBES = [  # property, planted fault: the inputs that hide each are in the prop
     ("rms_norm/no_mean_is_computed", "rms_norm/computes_a_mean_nobody_needs"),
     ("batch_norm/batch_statistics_scatter_with_the_batch", "batch_norm/running_variance_biased"),
     ("residual/skip_and_branch_can_cancel", "residual/branch_without_gradient"),
+    ("add_rms_norm/sum_comes_back_as_it_is", "add_rms_norm/normalised_returned_for_the_sum"),
+    ("add_rms_norm/opposite_addends_give_zero", "add_rms_norm/norm_of_x_alone"),
+    ("add_rms_norm/gradient_of_the_sum_goes_straight_through", "add_rms_norm/sum_without_gradient"),
 ]
 
 
@@ -43,6 +46,13 @@ def test_fault_is_killed(prop: str, planted: str) -> None:
 @pytest.mark.parametrize("benign", ["welford_step_by_step", "affine_like_group_norm"])
 def test_ladder_passes_right_ways(benign: str) -> None:
     assert statuses("layer_norm/a_large_mean_costs_no_more_than_its_digits", f"layer_norm/{benign}") == {"pass"}
+
+
+@pytest.mark.parametrize("benign", ["norm_before_the_rounding", "norm_after_the_rounding",
+                                    "root_before_and_sum_after_the_rounding"])
+def test_the_norm_of_a_sum_may_come_before_or_after_its_rounding(benign: str) -> None:
+    for prop in ("output_is_the_formula", "what_is_normalised_is_the_sum_that_comes_back", "gradients_are_the_formula"):
+        assert statuses(f"add_rms_norm/{prop}", f"add_rms_norm/{benign}") == {"pass"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
