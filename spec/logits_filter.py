@@ -360,7 +360,7 @@ def large_logits_are_untouched(subject: Subject, example: Example) -> None:
     kills=("threshold_of_first_row",),
     rests_on=(conduct["form"],),
     conventions={"row_dependence": "none"},
-    given={"N": lambda size: size > 1, "top_k": (2, 3, 5)},
+    given={"N": lambda size: size > 1, "top_k": (2, 3, 5, None)},
 )
 def rows_do_not_touch_each_other(subject: Subject, example: Example) -> None:
     """Replacing the other rows leaves a row's result as it was."""

@@ -188,7 +188,8 @@ def share_of_chosen_tokens_is_p(mlm_mask: Subject, example: Example) -> None:
 
 
 @spec.holds(
-    "MLM-1", kills=("count_unsteady",), conventions=COUNTED, rests_on=(conduct["form"],), given=MANY | {"p": (0.5, 0.3)}
+    "MLM-1", kills=("count_unsteady",), conventions=COUNTED, needs=("p",), rests_on=(conduct["form"],),
+    given=MANY | {"p": (0.5, 0.3)},
 )
 def count_of_chosen_tokens_is_fixed_where_declared(mlm_mask: Subject, example: Example) -> None:
     """Each row has its share of chosen tokens, rounded to a whole number either way, and at least one."""
@@ -206,7 +207,7 @@ def count_of_chosen_tokens_is_fixed_where_declared(mlm_mask: Subject, example: E
 @spec.holds(
     "MLM-1",
     kills=("early_positions_favoured", "last_position_never_chosen", "rows_share_pattern"),
-    rests_on=(conduct["form"],),
+    needs=("p",), rests_on=(conduct["form"],),
     statistical=ALPHA,
     given=MANY | {"p": (0.5, 0.3)},
 )
@@ -232,7 +233,7 @@ def positions_are_chosen_alike(mlm_mask: Subject, example: Example) -> None:
     "MLM-1",
     kills=("id_zero_never_chosen",),
     conventions=ONE_BY_ONE,
-    rests_on=(share_of_chosen_tokens_is_p,),
+    needs=("p",), rests_on=(share_of_chosen_tokens_is_p,),
     statistical=ALPHA,
     given=MANY | {"V": 11, "p": (0.5, 0.3)},
 )
@@ -259,7 +260,7 @@ def _likely(mlm_mask: Subject, example: Example) -> tuple[torch.Tensor, torch.Te
     "MLM-1",
     kills=("fixed_count", "rows_share_pattern"),
     conventions=ONE_BY_ONE,
-    rests_on=(share_of_chosen_tokens_is_p,),
+    needs=("p",), rests_on=(share_of_chosen_tokens_is_p,),
     statistical=ALPHA,
     given=MANY | {"padded": False, "p": (0.5, 0.3)},
 )
@@ -282,7 +283,7 @@ def counts_vary_as_independent_choices_do(mlm_mask: Subject, example: Example) -
     "MLM-1",
     kills=("chosen_in_runs",),
     conventions=ONE_BY_ONE,
-    rests_on=(share_of_chosen_tokens_is_p,),
+    needs=("p",), rests_on=(share_of_chosen_tokens_is_p,),
     statistical=2 * ALPHA,
     given=MANY | {"padded": False, "p": (0.5, 0.3)},
 )
@@ -325,7 +326,7 @@ def chosen_tokens_become_the_mask(mlm_mask: Subject, example: Example) -> None:
     "MLM-1",
     kills=("all_hidden", "none_kept", "random_from_lower_half"),
     conventions={"mlm_replace": "bert"},
-    rests_on=(labels_hold_the_original_ids,),
+    needs=("p",), rests_on=(labels_hold_the_original_ids,),
     statistical=4 * ALPHA,
     given=MANY | {"p": (0.5, 0.3), "V": (101, 1000)},
 )
@@ -357,7 +358,7 @@ def replacement_is_80_10_10_where_declared(mlm_mask: Subject, example: Example) 
     "MLM-1",
     kills=("last_id_never_random", "random_from_lower_half", "one_random_id"),
     conventions={"mlm_replace": "bert"},
-    rests_on=(replacement_is_80_10_10_where_declared,),
+    needs=("p",), rests_on=(replacement_is_80_10_10_where_declared,),
     statistical=ALPHA,
     given=MANY | {"p": (0.5, 0.3), "V": 11},
 )
@@ -412,8 +413,8 @@ def another_seed_gives_another_choice(mlm_mask: Subject, example: Example) -> No
         )
 
 
-@spec.holds("MLM-1", kills=("share_of_zero_taken_for_the_default",), conventions=ONE_BY_ONE, rests_on=(conduct["form"],),
-            examples=2, given={"B": 1000, "p": 0.0})
+@spec.holds("MLM-1", kills=("share_of_zero_taken_for_the_default",), conventions=ONE_BY_ONE, needs=("p",),
+            rests_on=(conduct["form"],), examples=2, given={"B": 1000, "p": 0.0})
 def share_of_zero_chooses_nothing(mlm_mask: Subject, example: Example) -> None:
     """With p = 0 no token is chosen, and the ids come back as they were."""
     found = masked(mlm_mask, example)
@@ -423,7 +424,7 @@ def share_of_zero_chooses_nothing(mlm_mask: Subject, example: Example) -> None:
 
 
 @spec.holds("MLM-2", kills=("mask_id_of_zero_taken_for_one",), conventions={"mlm_replace": "mask_only"},
-            rests_on=(conduct["form"],), examples=2, given={"B": 1000, "p": 0.5})
+            rests_on=(conduct["form"],), examples=2, given={"B": 1000, "p": (0.5, 0.15)})
 def mask_id_may_be_zero(mlm_mask: Subject, example: Example) -> None:
     """The mask's id may be 0: every chosen token becomes it."""
     free = torch.where(example.ids == 0, example.mask_id, example.ids)  # no 0 among the ids
@@ -433,7 +434,7 @@ def mask_id_may_be_zero(mlm_mask: Subject, example: Example) -> None:
 
 
 @spec.holds("CONDUCT", kills=("seed_of_zero_draws_anew",), conventions={"repeatability": "bitwise"}, rests_on=(conduct["form"],),
-            examples=2, given={"B": 1000, "p": 0.5})
+            examples=2, given={"B": 1000, "p": (0.5, 0.15)})
 def seed_of_zero_is_a_seed(mlm_mask: Subject, example: Example) -> None:
     """With seed 0, too, the same call chooses the same tokens."""
     first, again = (masked(mlm_mask, example.but(seed=0)) for _ in range(2))

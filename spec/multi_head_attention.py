@@ -181,7 +181,7 @@ def values_and_output_have_the_rank_of_the_heads(heads: Subject, example: Exampl
 
 
 @spec.holds("MHA-10", kills=("gate_left_out", "gate_linear", "gate_sigmoid_twice", "gate_after_projection"),
-            rests_on=(conduct["form"],), needs=("w_gate",), given={**SOME, "w_gate": True, "b_o": True})
+            rests_on=(conduct["form"],), needs=("w_gate", "b_o"), given={**SOME, "w_gate": True, "b_o": True})
 def gate_opens_and_closes(heads: Subject, example: Example) -> None:
     """A wide open gate (σ = 1) gives the layer without a gate, a closed one (σ = 0) gives b_o alone."""
     x = example.x.clone()

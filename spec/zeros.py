@@ -68,7 +68,7 @@ for _one in TABLE:
 
 
 @attention.spec.holds("ATT-13", kills=("scaled_after_the_mask", "sign_of_the_scale_lost"),
-                      rests_on=(attention.output_is_the_formula,), needs=("scale", "negative_scale"), examples=6,
+                      rests_on=(attention.output_is_the_formula,), needs=("scale", "negative_scale", "mask"), examples=6,
                       given={**attention.NO_EMPTY, "scale": (-0.5, 0.0, -1.0), "Tk": at_least(2), "softcap": None,
                              "mask": ("shared", "full", "padding"), "causal": (False, True)})
 def hidden_keys_stay_hidden_at_any_scale(attend: Subject, example: Example) -> None:

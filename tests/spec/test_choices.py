@@ -10,7 +10,10 @@ import torch
 
 from assay import registry
 from assay.cases import Configuration
-from assay.contract.declaration import Declaration
+from assay.contract.conventions import FIXED
+from assay.contract.declaration import Declaration, declare
+from assay.contract.kinds import KINDS as KINDS_KNOWN
+from assay.contract.kinds import REQUIRED
 from assay.numbers.bound import Bounded
 from assay.properties import Property
 from assay.reference.router import router
@@ -161,3 +164,38 @@ def test_first_faults_are_killed(kind: str, name: str) -> None:
 
 def _property(kind: str, name: str) -> Property:
     return next(prop for prop in registry.properties(kind) if prop.id == f"{kind}/{name}")
+
+
+FOR_NOBODY_ELSE = {  # given what the call's default is, spelt otherwise by the flag
+    "residual/deepnorm_with_alpha_one_is_post_norm", "latent_attention/without_positions_order_does_not_matter",
+    "latent_attention/scale_may_be_zero",
+}
+
+
+@pytest.mark.parametrize("kind", [name for name, made in KINDS_KNOWN.items() if not made.factory])
+def test_options_asked_for_are_claimed(kind: str) -> None:
+    """A property that gives an option another value than its default needs the option, or is one of those who lack it too."""
+    options = KINDS_KNOWN[kind].options
+    for prop in registry.properties(kind):
+        for name, rule in prop.given.items():
+            first = getattr(prop.cases, "flags", {}).get(name, ("",))[0]
+            settled = name not in options or options[name] is REQUIRED or name in FIXED or name in prop.needs
+            if settled or callable(rule) or prop.id in FOR_NOBODY_ELSE:
+                continue
+            assert first in (rule if isinstance(rule, tuple) else (rule,)), f"{prop.id}: {name}={rule} without needs={name}"
+
+
+def draws_three_in_twenty(ids: torch.Tensor, special: torch.Tensor, *, mask_id: int, vocab_size: int, seed: int) -> Any:
+    """Right, for the one share of 15 %."""
+    source = torch.Generator().manual_seed(seed)
+    chosen = (torch.rand(ids.shape, generator=source) < 0.15) & ~special
+    return torch.where(chosen, mask_id, ids), torch.where(chosen, ids, -100)
+
+
+def test_who_takes_no_share_is_asked_for_no_other() -> None:
+    made = declare("mlm_mask", draws_three_in_twenty, name="three_in_twenty", dtypes=("float32",))
+    asked = [prop for prop in registry.properties("mlm_mask") if not why_not(prop, made)]
+    assert {"mlm_mask/share_of_chosen_tokens_is_p", "mlm_mask/mask_id_may_be_zero"} <= {prop.id for prop in asked}
+    for prop in asked:
+        found = result(made, prop.id)
+        assert found["status"] == "pass", f"{prop.id}: {found['message']}"
