@@ -30,7 +30,7 @@ from assay.impls._modules import installed, late
 REQUIRES = ("transformers",)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 VERSION, URL = installed("transformers"), "https://github.com/huggingface/transformers"
-KIND = "causal_lm"
+KIND, IMAGE = "causal_lm", "image"
 CACHES = ("cache", "past_key_values", "state", "mems", "past_buckets_states")  # what `forward` calls it, by version and type
 OFFERS = frozenset({"loss", "saving", "kernels", "parts"})
 
@@ -43,8 +43,13 @@ def model_types() -> dict[str, str]:
 
 def resolve(name: str, kind: str | None = None) -> list[Declaration]:
     """What `hf:NAME` or `hf:FOLDER` declares; for the loader."""
-    if kind not in (None, KIND):
-        raise UsageError(f"kind={kind} must be {KIND} for a target of Hugging Face; leave --kind out")
+    found = _resolved(name)
+    if kind not in (None, found.kind):
+        raise UsageError(f"kind={kind} must be {found.kind} for the target {found.origin}; leave --kind out")
+    return [found]
+
+
+def _resolved(name: str) -> Declaration:
     name, separator, attention = name.partition("<")
     plugged = _hf_inside.plug(attention) if separator else None
     talk = late("transformers.utils.logging")
@@ -52,10 +57,13 @@ def resolve(name: str, kind: str | None = None) -> list[Declaration]:
     talk.disable_progress_bar()
     task, colon, model_type = name.partition(":")
     if colon and plugged is None and task in (tasks := late("assay.impls._hf_tasks")).TASKS:
-        return [tasks.of_task(task, model_type)]
+        return tasks.of_task(task, model_type)
+    if colon and plugged is None and task == IMAGE:
+        declared: Declaration = late("assay.impls._hf_images").of_type(model_type)
+        return declared
     if "/" in name or os.path.isdir(name):
-        return [of_folder(name, plugged)]
-    return [of_type(name, plugged)]
+        return of_folder(name, plugged)
+    return of_type(name, plugged)
 
 
 def of_type(model_type: str, plugged: Plug | None = None) -> Declaration:
@@ -88,18 +96,26 @@ def of_folder(text: str, plugged: Plug | None = None) -> Declaration:
         settings = late("transformers").AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, OSError) as error:
         raise UsageError(f"target={shown} has a config.json that transformers {VERSION} does not take: {_line(error)}") from None
-    known = model_types()
+    known, images = model_types(), late("assay.impls._hf_images")
+    if plugged is None and settings.model_type in images.model_types() and settings.model_type not in known:
+        declared: Declaration = images.of_folder(folder, settings.model_type)
+        return declared
     if settings.model_type not in known:
-        raise UsageError(f"target={shown} is of model type {quoted(settings.model_type)}, which has no causal language model; give "
-                         "a checkpoint of one that has")
+        raise UsageError(f"target={shown} is of model type {quoted(settings.model_type)}, which has neither a causal language "
+                         "model nor an image classifier; give a checkpoint of one that has")
     make = model_class(known[settings.model_type])
 
     def factory() -> Adapter:
-        made = make.from_pretrained(folder, use_safetensors=True, local_files_only=True, dtype=torch.float32,
-                                    attn_implementation=plugged.name if plugged else "eager")
-        return Adapter(made.eval(), settings.model_type, plugged)
+        return Adapter(loaded(make, folder, plugged.name if plugged else "eager"), settings.model_type, plugged)
 
     return _declared(f"hf:{folder.resolve().name}", settings.model_type, make, factory, plugged)
+
+
+def loaded(make: Any, folder: Path | str, kernel: str = "eager") -> nn.Module:
+    """A model of the class from a local folder of safetensors."""
+    model: nn.Module = make.from_pretrained(folder, use_safetensors=True, local_files_only=True, attn_implementation=kernel,
+                                            dtype=torch.float32)
+    return model.eval()
 
 
 def _line(error: Exception) -> str:
@@ -231,8 +247,7 @@ class Adapter:
         if "reloaded" not in self._others:
             with tempfile.TemporaryDirectory() as folder:
                 self.model.save_pretrained(folder)
-                self._others["reloaded"] = type(self.model).from_pretrained(
-                    folder, use_safetensors=True, local_files_only=True, attn_implementation="eager", dtype=torch.float32).eval()
+                self._others["reloaded"] = loaded(type(self.model), folder)
         out: Tensor = self._run(self._others["reloaded"], ids, None, 0, {}).logits
         return out
 
@@ -262,11 +277,12 @@ class Adapter:
 
 
 def listed(only: Sequence[str] = ()) -> list[str]:
-    """Targets of all causal model types, or those whose type matches one of the patterns: `masked:*` and `seq2seq:*` too."""
+    """Targets of all causal model types, or of those that match one of the patterns: `masked:*`, `seq2seq:*`, `image:*` too."""
     names = sorted(model_types())
     if any(":" in pattern for pattern in only):
         tasks = late("assay.impls._hf_tasks")
         names += [f"{task}:{name}" for task in tasks.TASKS for name in sorted(tasks.model_types(task))]
+        names += [f"{IMAGE}:{name}" for name in sorted(late("assay.impls._hf_images").model_types())]
     return [f"hf:{name}" for name in names if not only or any(fnmatchcase(name, pattern) for pattern in only)]
 
 

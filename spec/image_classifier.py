@@ -23,6 +23,7 @@ from assay.numbers.arithmetic import Arithmetic
 from assay.numbers.bound import Bounded
 from assay.numbers.evaluate import evaluate
 from assay.properties import CONDUCT, Specification
+from assay.spec.model_gradients import Gradients, all_learn
 from assay.spec.own_rounding import ROWS_TOGETHER, gauged
 from assay.spec.part_verdicts import gathered, judged
 from assay.subject import Subject
@@ -86,12 +87,12 @@ def model_of(subject: Subject, example: Example) -> Model:
     seed = int(example.configuration.flags["weights"])
     told = subject.ask("image_shape", {}, seed=seed).outputs
     shape = [size for one in told for size in (one if isinstance(one, list) else [one])]
-    classes = next(iter(subject.ask("num_classes", {}, seed=seed).outputs), None)
+    classes: Any = next(iter(subject.ask("num_classes", {}, seed=seed).outputs), None)
     right = len(shape) == 3 and all(type(size) is int and size > 0 for size in (*shape, classes))
     if not fact(right, "image_shape is not three whole numbers above 0, or num_classes not one", got=f"{shape!r}, {classes!r}"[:80],
                 expected="(Ci, Hi, Wi), K", check="image_shape and num_classes", decided=False):
         raise ExampleOverError("no image shape")
-    return Model(subject, example, seed, (shape[0], shape[1], shape[2]), int(classes))
+    return Model(subject, example, seed, (shape[0], shape[1], shape[2]), classes)
 
 
 def same(left: torch.Tensor, right: Bounded) -> bool:
@@ -159,14 +160,14 @@ def _span(places: torch.Tensor) -> str:
 def every_parameter_learns(classifier: Subject, example: Example) -> None:
     """Every parameter that asks for a gradient gets one that is finite and not all 0."""
     model = model_of(classifier, example)
-    images = model.images()
-    above = torch.randn(len(images), model.classes, generator=example.generator("upstream")).to(model.logits(images).dtype)
-    found = model.ask("__call__", {"image": images}, wrt=("parameters",), upstream=(above,)).gradients
-    assert fact(bool(found), "the model has no parameters", check="parameters")
-    for name, gradient in found.items():
-        reached = gradient is not None and bool(gradient.isfinite().all()) and bool((gradient != 0).any())
-        assert fact(reached, f"{name} gets no finite gradient other than 0", got="none" if gradient is None else
-                    str(tuple(gradient.shape)), check="gradients of parameters")
+
+    def draw(number: int) -> Gradients:
+        other = replace(model, seed=model.seed + 10 * number)
+        images = other.images("" if number == 0 else f"draw {number}")
+        above = torch.randn(len(images), other.classes, generator=example.generator("upstream")).to(other.logits(images).dtype)
+        return other.ask("__call__", {"image": images}, wrt=("parameters",), upstream=(above,)).gradients
+
+    all_learn(draw)
 
 
 # ------------------------------------------------------------------------------------------------ state

@@ -125,7 +125,7 @@ def _built(row: Row, zygote: Zygote, name: str, timeout: float) -> Declaration |
     host = RemoteHost(zygote.address, name, timeout=timeout / 2, memory=MEMORY)
     try:
         declaration = Declaration.from_json(host.describe()[0])
-        refused = host.call(Call(declaration.kind, declaration.name, {"ids": torch.tensor([[1, 2, 3]])}, method="__call__")).refusal
+        refused = host.call(Call(declaration.kind, declaration.name, _first(host, declaration), method="__call__")).refusal
         reason = f"{refused.type}: {refused.message}" if refused else ""
     except (UsageError, HostError) as error:
         reason = f"{type(error).__name__}: {error}"
@@ -133,6 +133,14 @@ def _built(row: Row, zygote: Zygote, name: str, timeout: float) -> Declaration |
         host.close()
     row.reason = clean(reason, 300).replace("\n", " ")
     return None if reason else declaration
+
+
+def _first(host: RemoteHost, declaration: Declaration) -> Mapping[str, Any]:
+    """Arguments of a call that any model of its kind answers."""
+    if declaration.kind != "image_classifier":
+        return {"ids": torch.tensor([[1, 2, 3]])}
+    shape = host.call(Call(declaration.kind, declaration.name, {}, method="image_shape")).outputs
+    return {"image": torch.zeros(1, *shape)}
 
 
 def _judged(row: Row, zygote: Zygote, name: str, declaration: Declaration, settings: Settings, deadline: float) -> None:
