@@ -144,6 +144,11 @@ def kl_squared(c: Call) -> Tensor:
     return total(c, divergence=(c.logp - c.ref) ** 2 / 2)
 
 
+@planted(fault, summary="the divergence is held between -10 and 10")
+def kl_clamped(c: Call) -> Tensor:
+    return total(c, divergence=(c.logp - c.ref).clamp(-10, 10))
+
+
 @planted(fault, summary="the estimator k1 where k3 is declared", conventions={"kl": "k3"})
 def kl_linear(c: Call) -> Tensor:
     return total(c)

@@ -95,6 +95,14 @@ def gradient_is_the_formula(loss: Subject, example: Example) -> None:
     assert loss.gradients(**example)["logp"] == loss.exact_gradients(**example)["logp"]
 
 
+@spec.holds("RL-2", kills=("kl_clamped",), rests_on=(output_is_the_formula,), given={"kl": (0.1, 1.0)})
+def distant_reference_counts_in_full(loss: Subject, example: Example) -> None:
+    """Tokens that the reference policy finds e¹² times likelier, or less likely, add what the estimator gives: it has no cap."""
+    away = torch.where(torch.arange(example.logp.numel()) % 2 == 0, 12.0, -12.0).reshape(example.logp.shape)
+    far = example.but(logp_ref=(example.logp - away).to(example.dtype))
+    assert loss(**far) == loss.exact(**far)
+
+
 @spec.holds("RL-2", kills=("negated", "ratio_to_reference", "sum_over_tokens", "advantages_normalised", "mask_ignored"),
             rests_on=(conduct["form"],), given=SURROGATE)
 def unchanged_policy_costs_minus_the_advantage(loss: Subject, example: Example) -> None:
