@@ -60,10 +60,10 @@ class BlockwiseAttentionCases(Cases):
 def _without_empty_rows(dims: dict[str, int], flags: dict[str, Any]) -> tuple[dict[str, int], dict[str, Any]]:
     """Every query keeps a key."""
     dims, flags = {**dims, "Tk": max(1, dims["Tk"])}, dict(flags)
-    if flags["causal"]:
-        dims["Tq"] = min(dims["Tq"], dims["Tk"])
     if flags["mask"] in EMPTYING_MASKS:
         flags["mask"] = "padding"
+    if flags["causal"] or flags["mask"] in ("shared", "full"):  # a query beyond the keys has no aligned one, which the mask keeps
+        dims["Tq"] = min(dims["Tq"], dims["Tk"])
     return dims, flags
 
 

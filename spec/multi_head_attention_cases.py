@@ -104,12 +104,12 @@ def _without_empty_rows(dims: dict[str, int], flags: dict[str, Any]) -> None:
     dims["Tk"] = max(1, dims["Tk"])
     if not flags["context"]:
         dims["Tq"] = dims["Tk"]
-    if flags["causal"] or flags["window"] is not None:
-        dims["Tq"] = min(dims["Tq"], dims["Tk"])
     if flags["mask"] == "empty_rows":
         flags["mask"] = "shared"
     if flags["key_mask"] != "none":
         flags |= {"key_mask": "right", "mask": "none", "window": None}
+    if flags["causal"] or flags["window"] is not None or flags["mask"] != "none":  # the diagonal is seen, where there is one
+        dims["Tq"] = min(dims["Tq"], dims["Tk"])
 
 
 def _cheap(dims: dict[str, int], crossed: bool) -> None:

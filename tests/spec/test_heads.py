@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import assay
 from assay import registry
 from assay.contract.declaration import Declaration, declare
 from assay.reference.blockwise_attention import blockwise_attention
@@ -98,3 +99,14 @@ def test_every_property_names_planted_faults_that_exist(kind: str) -> None:
     known = {made.id for made in registry.faults(kind)}
     for prop in registry.properties(kind):
         assert set(prop.kills) <= known, prop.id
+
+
+@pytest.mark.parametrize("kind", ["multi_head_attention", "blockwise_attention"])
+def test_who_lacks_empty_rows_is_given_none(kind: str) -> None:
+    """No mask leaves a query without keys, where there are more queries than keys neither."""
+    made = declare(kind, assay.get(kind, "reference"), name="sees_something", lacks={"empty_rows"})
+    for prop in registry.properties(kind):
+        for configuration in prop.cases.boundary(made, prop.given):
+            mask = prop.cases.example(configuration, torch.float32).arguments.get("mask")
+            if mask is not None and mask.numel():
+                assert bool(mask.any(-1).all()), f"{prop.id}: {configuration}"
