@@ -200,6 +200,15 @@ class EncodingDrifts(Bytes):
         return super().encode(" " * (self.calls % 2) + text)
 
 
+@planted(fault, "what a text gives is remembered by its first 32 characters")
+class RememberedByItsBeginning(Bytes):
+    def __init__(self) -> None:
+        self.seen: dict[str, list[int]] = {}
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.seen.setdefault(text[:32], super().encode(text))) if len(text) > 32 else super().encode(text)
+
+
 @planted(fault, "the mask is inverted")
 class MaskInverted(Bytes):
     def pad(self, sequences: list[list[int]], *, length: int | None = None, side: str = "right",

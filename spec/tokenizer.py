@@ -192,6 +192,17 @@ def ids_lie_in_the_vocabulary(tokenizer: Subject, example: Example) -> None:
         )
 
 
+@spec.holds("TOK-1", kills=("remembered_by_its_beginning",), rests_on=(text_comes_back,))
+def texts_that_begin_alike_are_told_apart(tokenizer: Subject, example: Example) -> None:
+    """Long texts of the same beginning, and of the same end, come back each as it was, one after the other."""
+    for text in filter(None, example.texts):
+        long, last = text * (64 // len(text) + 1), text[-1]
+        for other in (long + last, long + 2 * last, last + long):
+            back = tokenizer.method("decode", encoded(tokenizer, other))
+            assert fact(back == other, "the text does not come back after one that begins alike", got=f"{len(back)} characters",
+                        expected=f"{len(other)} characters", check="round trip of texts that begin alike")
+
+
 @spec.holds("TOK-1", kills=("encoding_drifts",))
 def same_text_gives_the_same_ids(tokenizer: Subject, example: Example) -> None:
     """The same text gives the same ids, from one tokenizer and from another one made alike."""
