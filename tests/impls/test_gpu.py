@@ -13,6 +13,7 @@ from torch import Tensor
 
 from assay import registry
 from assay.numbers.arithmetic import Arithmetic
+from assay.numbers.evaluate import evaluate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
 FAST = Arithmetic(exp="fast")
@@ -43,6 +44,21 @@ def test_norms_of_long_rows(name: str, columns: int) -> None:
     given = {one: drawn(columns, dtype=torch.bfloat16, seed=seed) for seed, one in enumerate(tensors)}
     out = registry.get(kind, name)(x.cuda(), **{one: w.cuda() for one, w in given.items()}, eps=1e-5)
     right(out, kind, {"x": x, **given, "eps": 1e-5}, Arithmetic(internal="float32"))
+
+
+@pytest.mark.parametrize("columns", [1, 4095, 16384])
+def test_sums_and_norms_of_long_rows(columns: int) -> None:
+    """And the gradients of both addends and the weight, under upstream gradients of both results."""
+    given = {name: drawn(*shape, dtype=torch.bfloat16, seed=seed) for seed, (name, shape) in enumerate(
+        {"x": (3, columns), "residual": (3, columns), "weight": (columns,)}.items())}
+    up = tuple(drawn(3, columns, dtype=torch.bfloat16, seed=seed) for seed in (3, 4))
+    exact = evaluate(registry.forms("add_rms_norm"), {**given, "eps": 1e-5}, "bfloat16", Arithmetic(internal="float32"),
+                     upstream=up, wrt=tuple(given))
+    there = {name: value.cuda().requires_grad_() for name, value in given.items()}
+    results = registry.get("add_rms_norm", "triton-add-rms-norm")(**there, eps=1e-5)
+    found = torch.autograd.grad(results, list(there.values()), [one.cuda() for one in up])
+    for one, bounded in zip((*results, *found), (*exact.outputs, *exact.gradients.values()), strict=True):
+        within(one, bounded)
 
 
 def test_offsets_beyond_two_to_the_31st() -> None:
