@@ -9,6 +9,7 @@ from typing import Any
 from assay import registry
 from assay.cases import Configuration
 from assay.contract.declaration import Declaration
+from assay.contract.loading import load
 from assay.errors import AssayError, HarnessError
 from assay.hosting import Host
 from assay.properties import Property
@@ -38,7 +39,7 @@ class Bench:
             host: Host = RemoteHost(zygote, target["target"], target["kind"], timeout=self.settings.timeout,
                                     memory=target.get("memory"))
         else:
-            declared = target["declared"] if "declared" in target else local_declarations(target["declarations"])
+            declared = target["declared"] if "declared" in target else local_declarations(target)
             host = LocalHost(declared)
         for declaration in declared:
             key = (declaration.kind, declaration.name)
@@ -68,10 +69,13 @@ class Bench:
             host.close()
 
 
-def local_declarations(wanted: list[Mapping[str, Any]]) -> list[Declaration]:
-    """Built-in declarations by kind and name, functions and all; planted faults and benign ways by theirs."""
-    found = []
-    for one in wanted:
+def local_declarations(target: Mapping[str, Any]) -> list[Declaration]:
+    """A target's declarations, functions and all: built-in ones by kind and name, planted faults and benign ways by theirs, and a
+    file that is not to be isolated by loading it here."""
+    found: list[Declaration] = []
+    if any(one.get("builtin") is False for one in target["declarations"]):
+        return load(target["target"], target["kind"])
+    for one in target["declarations"]:
         planted = one.get("planted")
         if planted:
             pool: list[registry.Fault | registry.Benign] = [*registry.faults(one["kind"]), *registry.benigns(one["kind"])]

@@ -36,7 +36,8 @@ def request(
         targets=tuple(targets), kind=kind, selection=chosen, isolate=one_of("isolate", isolate, ISOLATE),
         settings=Settings(profile=one_of("profile", profile, PROFILES), seed=at_least("seed", seed, 0),
                           timeout=seconds(timeout)),
-        workers=at_least("workers", cpus() if workers is None else workers, 1), shard=shard_named(shard),
+        workers=at_least("workers", (1 if isolate == "never" else cpus()) if workers is None else workers, 1),
+        shard=shard_named(shard),
         waivers=read(waivers) if waivers is not None else (), **more)
 
 

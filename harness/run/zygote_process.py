@@ -63,8 +63,8 @@ class Zygote:
 
 
 def zygote_needed(isolate: str, workers: int | None) -> bool:
-    """Whether a run needs one: in this process alone there is neither a host nor a judge to fork."""
-    return isolate != "never" or workers != 1
+    """Whether a run needs one: in this process alone (which is the default for "never") there is neither host nor judge to fork."""
+    return isolate != "never" or workers not in (None, 1)
 
 
 def _short_folder() -> str | None:

@@ -54,7 +54,7 @@ def test_an_undeclared_object_can_be_replayed(kernels: Path, assay: Call) -> Non
 
 def test_the_results_are_the_same_on_any_number_of_workers(kernels: Path, assay: Call) -> None:
     found = []
-    for options in (("--isolate", "never"), ("--workers", "1"), ("--workers", "2"), ("--workers", "4")):
+    for options in (HERE, (*HERE, "--workers", "2"), ("--workers", "1"), ("--workers", "2"), ("--workers", "4")):
         assert assay("check", "kernels.py", *NARROW, *options)[0] == 1
         events = [event for event in lines(REPORT) if event["type"] in ("plan", "result")]
         found.append(canonical(events))

@@ -22,7 +22,8 @@ def test_it_names_planted_faults_that_exist(kind: str) -> None:
 @pytest.mark.parametrize("kind", sorted(FURTHER))
 def test_the_reference_and_the_right_ways_pass_the_formula(kind: str) -> None:
     reference = next(made for made in registry.declarations(kind) if made.name == "reference")
-    shown = "weights_are_the_formula" if kind == "sigmoid_router" else "output_is_the_formula"
+    shown = {"sigmoid_router": "weights_are_the_formula", "image_classifier": "images_do_not_touch_each_other"}.get(
+        kind, "output_is_the_formula")
     for made in (reference, *(one.declaration for one in registry.benigns(kind))):
         plan = make_plan([made], registry.properties(kind), Selection(only=(f"{kind}/{shown}",), dtypes=("float32", "float16")))
         assert plan.cases
