@@ -46,7 +46,7 @@ def _attention(spec: Specification, statement: str, rests_on: str) -> Sequence[L
         Larger(spec, "many_samples_are_right", "With up to 17 samples every one is the formula's, and so are its gradients.",
                statement, ("beyond_8_samples",), {**few, **unmasked, "B": (9, 17), "H": (1, 2)}, rests_on=rests_on),
         Larger(spec, "wide_heads_are_right", "Heads of up to 256 channels give the formula, and its gradients.", statement,
-               ("beyond_128_channels",), {**unmasked, **TAME, "B": 1, "H": 1, "Tq": 2, "Tk": 3, "D": WIDE, "Dv": WIDE},
+               ("beyond_128_channels",), {**free, **unmasked, **TAME, "B": 1, "H": (2, 1), "Tq": 2, "Tk": 3, "D": WIDE, "Dv": WIDE},
                rests_on=rests_on),
         Larger(spec, "many_keys_are_right", "Over some hundred keys every output is the formula's, and so are the gradients.",
                statement, ("beyond_256_keys",), {**TINY, **free, **unmasked, "Tq": (2, 1), "Tk": LONG},
