@@ -175,7 +175,7 @@ def _largest_position(example: Example) -> float:
 
 
 def _without_row_shift(made: registry.Benign, found: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Biases whose rows may each have a constant of their own, counted from the first of the row, where a causal mask keeps them."""
+    """Biases whose rows may each have a constant of their own, counted from the first of the row, up to the query's place."""
     if made.declaration.conventions.get("alibi_row_shift") != "per_row":
         return found
     return {name: (bias - bias[..., :1]).tril(bias.shape[-1] - bias.shape[-2]) for name, bias in found.items()}
