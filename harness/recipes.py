@@ -37,6 +37,11 @@ def tanh_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Map:
     return lambda x: torch.tanh(inner(x))
 
 
+def relu_mlp(w_in: torch.Tensor, w_out: torch.Tensor) -> Map:
+    """relu(x · w_inᵀ) · w_outᵀ: two matrices, as a feed-forward network has."""
+    return lambda x: torch.relu(x @ w_in.transpose(0, 1)) @ w_out.transpose(0, 1)
+
+
 def rms_norm(weight: torch.Tensor, eps: float = 1e-6) -> Map:
     """x / sqrt(mean(x²) + eps) · weight."""
     return lambda x: x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * weight
@@ -72,7 +77,7 @@ def pair(before: Map, after: Map) -> Pair:
 
 
 RECIPES: Mapping[str, Callable[..., Any]] = {
-    "zero": lambda: _zero, "identity": lambda: _identity, "linear": linear, "tanh_linear": tanh_linear,
+    "zero": lambda: _zero, "identity": lambda: _identity, "linear": linear, "tanh_linear": tanh_linear, "relu_mlp": relu_mlp,
     "rms_norm": rms_norm, "layer_norm": layer_norm, "pair": pair,
 }
 

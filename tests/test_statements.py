@@ -9,7 +9,7 @@ import pytest
 from assay import registry, statements
 from assay.errors import UsageError
 from assay.properties import CONDUCT
-from assay.run.catalogue import held_by
+from assay.run.catalogue import held_by, markdown
 
 TABLE = Path(__file__).resolve().parents[2] / "shared" / "statements.md"
 
@@ -32,6 +32,17 @@ def test_every_erratum_is_held_by_a_property_or_shown_elsewhere() -> None:
         assert bool(held[one.id]) != bool(one.shown), one.id
         file = one.shown.split(",")[0]
         assert not file.endswith(".py") or one.id.lower() in (root / file).read_text(encoding="utf-8"), one.id
+
+
+def test_every_statement_is_held_by_a_property() -> None:
+    held = held_by()
+    assert not [one.id for one in statements.all() if not held[one.id]]
+
+
+def test_the_page_of_statements_is_that_of_the_specification() -> None:
+    """Made again by `python -m assay.run.catalogue > docs/statements.md`."""
+    page = Path(__file__).resolve().parents[1] / "docs" / "statements.md"
+    assert page.read_text(encoding="utf-8") == markdown()
 
 
 @pytest.mark.skipif(not TABLE.exists(), reason="the table of statements does not lie beside this checkout")
