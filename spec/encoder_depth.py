@@ -46,7 +46,7 @@ def last_gradient_falls_with_depth_under_pre_norm_alone(encoder: Subject, exampl
         ("between", 1.0, float("inf"), "larger under post-norm"), ("deeper", 1.0, float("inf"), "the more so the deeper"),
     ):
         sure = low * MARGIN <= exact[name] <= high / MARGIN
-        assert fact(low <= found[name] <= high, _SAID[name], got=f"{found[name]:.3g} of it", expected=said, decided=sure, check=name)
+        assert fact(low <= found[name] <= high, _SAID[name], got=f"{found[name]:.3g}", expected=said, decided=sure, check=name)
 
 
 _SAID = {
