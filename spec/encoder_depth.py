@@ -1,7 +1,7 @@
 """What must hold of a stack of layers as it grows deeper: PRE-3.
 
-Weights are those of a new model, norms of weight 1. An example is decided where the formula itself, in float64, keeps a tenth away
-from the thresholds: no rounding then leads across them.
+Weights are those of a new model, norms of weight 1. An example is decided where the formula itself is clear of the thresholds, see
+`own_rounding.within`.
 """
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from assay import registry
 from assay.cases import Example
 from assay.errors import NotExercisedError
-from assay.ledger import fact
 from assay.spec.block_cases import layer_parameters
 from assay.spec.encoder import conduct, spec
+from assay.spec.own_rounding import of_full_precision, within
 from assay.subject import Subject
 
 SHALLOW, DEEP = 4, 36  # layers: the root of their ratio is 3
-WITHIN, MARGIN = 2.0, 1.1
+WITHIN = 2.0  # "as 1/√L", and "does not fall", within a factor of 2, as DN-2 has it
 LAST = "ffn.w_out"
 
 Pass = Callable[[Example], torch.Tensor]
@@ -38,15 +38,16 @@ def last_gradient_falls_with_depth_under_pre_norm_alone(encoder: Subject, exampl
     """
     if not all(encoder.declaration.allows("placement", placement) for placement in ("pre", "post")):
         raise NotExercisedError("it declares one placement alone")
-    found, exact = _shares(example, *_sides(encoder)), _shares(example.but(x=example.x.double()), *_exact_sides())
+    of_full_precision(encoder)
+    found, rounded = (_shares(example, *sides) for sides in (_sides(encoder), _exact_sides()))
+    exact = _shares(example.but(x=example.x.double()), *_exact_sides())
     falls = (DEEP / SHALLOW) ** 0.5
     for name, low, high, said in (
         ("pre", 1 / (falls * WITHIN), WITHIN / falls, f"about 1/{falls:.0f} of that at {SHALLOW} layers"),
         ("post", 1 / WITHIN, float("inf"), f"half of that at {SHALLOW} layers, or more"),
         ("between", 1.0, float("inf"), "larger under post-norm"), ("deeper", 1.0, float("inf"), "the more so the deeper"),
     ):
-        sure = low * MARGIN <= exact[name] <= high / MARGIN
-        assert fact(low <= found[name] <= high, _SAID[name], got=f"{found[name]:.3g}", expected=said, decided=sure, check=name)
+        assert within(name, low, high, found, exact=exact, rounded=rounded, text=_SAID[name], expected=said)
 
 
 _SAID = {
@@ -101,7 +102,7 @@ def _sides(encoder: Subject) -> tuple[Pass, Back]:
 
 
 def _exact_sides() -> tuple[Pass, Back]:
-    """By the formula, in float64."""
+    """By the formula, in the type of x."""
     formula = registry.reference("encoder").encoder
 
     def backward(example: Example, above: torch.Tensor) -> Mapping[str, torch.Tensor]:
