@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from assay.faults import factories
 from assay.faults.attention_parts import Options, attend
 from assay.faults.multi_head_attention_parts import merge, split, turned
 from assay.registry import benign, fault
@@ -103,18 +104,8 @@ class Model:
 
 
 def planted(mark: Callable[..., Any], summary: str, origin: str = "", **extra: Any) -> Callable[[type[Model]], type[Model]]:
-    """Register a model class through its factory, under the class' name in small letters."""
-    def register(wrong: type[Model]) -> type[Model]:
-        def causal_lm(*, seed: int) -> Model:
-            return wrong(seed)
-
-        name = "".join(f"_{c.lower()}" if c.isupper() else c for c in wrong.__name__).lstrip("_")
-        causal_lm.__name__ = causal_lm.__qualname__ = name
-        causal_lm.__module__, causal_lm.__doc__ = wrong.__module__, summary
-        mark("causal_lm", summary=summary, **({"origin": origin} if mark is fault else {}), **extra)(causal_lm)
-        return wrong
-
-    return register
+    """A model of this kind."""
+    return factories.planted("causal_lm", mark, summary, **({"origin": origin} if mark is fault else {}), **extra)
 
 
 @planted(fault, "not causal")

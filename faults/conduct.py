@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.contract.kinds import KINDS, Kind
+from assay.contract.kinds import FLAT, KINDS, ONE_TENSOR, Kind
 from assay.faults.planting import packed
 from assay.registry import fault, reference
 
@@ -230,14 +230,11 @@ OBJECTS: Mapping[str, Callable[[Implementation], Any]] = {"conduct_lost_in_a_cop
 STATELESS = (wrong_type, input_overwritten, entry_taken_out, last_element_unwritten, default_dtype_changed, strides_ignored,
              rows_taken_as_packed, strides_of_the_first, strides_of_the_keys, wrong_without_gradients, wrong_when_compiled)
 OF_SEVERAL = (strides_of_the_first,)
-ONE_TENSOR = ("softmax", "alibi", "sinusoidal", "dropout", "logits_filter", "sampler", "patchify", "residual",
-              "router_z_loss")  # or little beside it
 STATEFUL = (every_second_call, remembered_by_shape, result_overwritten_later, smaller_batch_after_larger, remembered_by_content)
 OF_A_BATCH = (smaller_batch_after_larger, remembered_by_content)
 BATCHES = ("softmax", "attention", "blockwise_attention", "paged_attention", "multi_head_attention", "rotary", "layer_norm",
            "rms_norm", "feed_forward", "gated_feed_forward", "embedding", "unembedding", "patchify", "qk_norm_attention",
            "latent_attention", "add_rms_norm")
-FLAT = ("alibi", "sinusoidal", "sampler", "preference_loss")  # kinds whose tensors have one axis
 NEED_A_TENSOR = (input_overwritten, strides_ignored, remembered_by_shape, result_overwritten_later)
 WITHOUT_TENSORS = ("alibi",)  # three numbers decide everything, and the shape of the result tells them
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
+from assay.faults import factories
 from assay.parts import record
 from assay.registry import benign, fault
 
@@ -114,18 +115,8 @@ OPTIONS: dict[str, Any] = {"dtypes": ("float32",), "offers": ("loss", "saving", 
 
 
 def planted(mark: Callable[..., Any], summary: str, **extra: Any) -> Callable[[type[Model]], type[Model]]:
-    """Register a model class through its factory, under the class' name in small letters."""
-    def register(made: type[Model]) -> type[Model]:
-        def image_classifier(*, seed: int) -> Model:
-            return made(seed)
-
-        name = "".join(f"_{c.lower()}" if c.isupper() else c for c in made.__name__).lstrip("_")
-        image_classifier.__name__ = image_classifier.__qualname__ = name
-        image_classifier.__module__, image_classifier.__doc__ = made.__module__, summary
-        mark("image_classifier", summary=summary, **{**OPTIONS, **extra})(image_classifier)
-        return made
-
-    return register
+    """A model of this kind, with all that a library's has."""
+    return factories.planted("image_classifier", mark, summary, **{**OPTIONS, **extra})
 
 
 # ------------------------------------------------------------------------------------------------ from pixels to logits

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from assay.cases import Cases, Example, at_least
-from assay.contract.kinds import KINDS
+from assay.contract.kinds import FLAT, KINDS, ONE_TENSOR
 from assay.errors import NotExercisedError
 from assay.hosting import RESULT_BEFORE, Answer, Recipe
 from assay.ledger import fact, identical
@@ -18,9 +18,6 @@ from assay.subject import Subject
 LAYOUTS = ("transposed", "sliced", "offset", "expanded", "head_last", "padded_rows")
 MIXED = ("contiguous", "transposed", "sliced", "head_last", "offset")  # dealt out to the arguments of one call, in turn
 Agreement = Callable[[Subject, Example], None]
-FLAT = frozenset({"alibi", "sinusoidal", "sampler", "preference_loss"})  # of one axis: no rows to lie apart
-# Kinds with one tensor, or little beside it.
-SINGLE = frozenset({"softmax", "sinusoidal", "dropout", "logits_filter", "sampler", "patchify", "residual", "router_z_loss"})
 WITH_CONTAINERS = frozenset({"block", "encoder", "decoder", "encoder_decoder"})  # parameters come in mappings and lists
 
 # Arguments whose first axis holds entries that do not touch each other, each with the least axes at which it has that axis.
@@ -118,7 +115,7 @@ def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tup
 
 def _of_several(spec: Specification) -> tuple[str, ...]:
     """The fault of layouts that takes two tensors, for the kinds that have them."""
-    return () if spec.kind in SINGLE else ("conduct_strides_of_the_first",)
+    return () if spec.kind in ONE_TENSOR else ("conduct_strides_of_the_first",)
 
 
 def _of_rows(spec: Specification) -> tuple[str, ...]:

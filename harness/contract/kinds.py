@@ -245,6 +245,10 @@ def _further_kinds() -> list[Kind]:
 
 
 _CONTRACT = (_attention_kinds, _position_kinds, _layer_kinds, _decoding_kinds, _loss_kinds, _model_kinds)
+# What conduct goes by, properties and faults alike: kinds with one tensor or little beside it, and with tensors of one axis.
+ONE_TENSOR: Final = frozenset({"softmax", "alibi", "sinusoidal", "dropout", "logits_filter", "sampler", "patchify", "residual",
+                               "router_z_loss"})
+FLAT: Final = frozenset({"alibi", "sinusoidal", "sampler", "preference_loss"})
 FURTHER: Final[frozenset[str]] = frozenset(made.name for made in _further_kinds())  # beyond the contract's table
 KINDS: Final[Mapping[str, Kind]] = {made.name: made for group in (*_CONTRACT, _further_kinds) for made in group()}
 
