@@ -13,11 +13,10 @@ from torch import Tensor
 
 from assay.reference.block import Params, Settings, attend, feed, sublayer
 from assay.reference.causal_lm import CausalLanguageModel, Size, shapes
-from assay.reference.embedding import embedding
 from assay.reference.encoder import encoder
 from assay.reference.encoder_decoder import encoder_decoder
+from assay.reference.image_classifier import VisionTransformer
 from assay.reference.input_embedding import input_embedding
-from assay.reference.patchify import patchify
 from assay.reference.unembedding import unembedding
 
 EPS = 1e-6
@@ -143,28 +142,6 @@ def masked_language_model(seed: int, *, vocabulary: int, longest: int, width: in
     return MaskedLanguageModel({**tables, "layers": [drawn(layer_shapes(width, hidden), source) for _ in range(layers)]}, heads)
 
 
-@dataclass
-class VisionTransformer:
-    """Patches, a class token before them, an encoder, and a score for every class read at that token."""
-
-    params: Params
-    heads: int
-    patch_size: int
-
-    def parameters(self) -> Iterator[Tensor]:
-        """All weights."""
-        return leaves(self.params)
-
-    def __call__(self, image: Tensor) -> Tensor:
-        """Logits (B, classes) of images (B,Ci,Hi,Wi)."""
-        patches = patchify(image, patch_size=self.patch_size) @ self.params["patch.weight"].transpose(0, 1)
-        first = embedding(torch.zeros(len(image), 1, dtype=torch.int64), self.params["class.weight"])
-        x = torch.cat([first, patches], 1)
-        x = x + embedding(torch.arange(x.shape[1]), self.params["pos.weight"])
-        h = encoder(x, self.params["layers"], num_heads=self.heads)
-        return unembedding(h[:, 0], self.params["final_norm.weight"], self.params["head.weight"], eps=EPS)
-
-
 def vision_transformer(seed: int, *, side: int, patch_size: int, classes: int = 2, width: int = 16, hidden: int = 32,
                        heads: int = 2) -> VisionTransformer:
     """A vision Transformer of one layer for grey images, the weights from the seed alone."""
@@ -172,7 +149,8 @@ def vision_transformer(seed: int, *, side: int, patch_size: int, classes: int = 
     tables = drawn({"patch.weight": (width, patch_size**2), "class.weight": (1, width),
                     "pos.weight": ((side // patch_size) ** 2 + 1, width), "final_norm.weight": (width,),
                     "head.weight": (classes, width)}, source)
-    return VisionTransformer({**tables, "layers": [drawn(layer_shapes(width, hidden), source)]}, heads, patch_size)
+    return VisionTransformer({**tables, "layers": [drawn(layer_shapes(width, hidden), source)]}, heads, patch_size,
+                             (1, side, side))
 
 
 def leaves(params: Params) -> Iterator[Tensor]:

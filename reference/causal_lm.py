@@ -127,11 +127,11 @@ def causal_lm(*, seed: int, size: Size = Size(), counting: str = "index") -> Cau
     True
     """
     generator = torch.Generator().manual_seed(seed)
-    weights = {name: _drawn(shape, generator) for name, shape in shapes(size).items()}
+    weights = {name: drawn(shape, generator) for name, shape in shapes(size).items()}
     return CausalLanguageModel(size, weights, counting)
 
 
-def _drawn(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def drawn(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """A leaf that asks for gradients: near 1 for a norm, of deviation 1/√(inputs) for a matrix."""
     noise = torch.randn(shape, generator=generator)
     return (1 + 0.1 * noise if len(shape) == 1 else noise / shape[-1] ** 0.5).requires_grad_()

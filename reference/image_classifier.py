@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from assay.numbers.forms import Form
+from assay.reference.causal_lm import drawn
 from assay.reference.embedding import embedding
 from assay.reference.encoder import encoder
 from assay.reference.patchify import patchify
@@ -41,7 +42,7 @@ class VisionTransformer:
     params: dict[str, Any]
     heads: int
     patch_size: int
-    image_shape: tuple[int, ...] = Size.image
+    image_shape: tuple[int, ...]
 
     @property
     def num_classes(self) -> int:
@@ -82,10 +83,10 @@ def image_classifier(*, seed: int, size: Size = Size()) -> VisionTransformer:
     channels, height, width = size.image
     c, patches = size.width, (height // size.patch) * (width // size.patch)
     params: dict[str, Any] = {
-        "patch.weight": _drawn((c, size.patch**2 * channels), source), "class.weight": _drawn((1, c), source, 1.0),
-        "pos.weight": _drawn((patches + 1, c), source, 1.0)}
-    params["layers"] = [{name: _drawn(shape, source) for name, shape in _layer(size).items()} for _ in range(size.layers)]
-    params["final_norm.weight"], params["head.weight"] = _drawn((c,), source), _drawn((size.classes, c), source)
+        "patch.weight": drawn((c, size.patch**2 * channels), source), "class.weight": drawn((1, c), source),
+        "pos.weight": drawn((patches + 1, c), source)}
+    params["layers"] = [{name: drawn(shape, source) for name, shape in _layer(size).items()} for _ in range(size.layers)]
+    params["final_norm.weight"], params["head.weight"] = drawn((c,), source), drawn((size.classes, c), source)
     return VisionTransformer(params, size.heads, size.patch, size.image)
 
 
@@ -94,14 +95,6 @@ def _layer(size: Size) -> dict[str, tuple[int, ...]]:
     square, up = (size.width, size.width), (size.hidden, size.width)
     return {"norm1.weight": (size.width,), **{f"attn.w_{one}": square for one in "qkvo"}, "norm2.weight": (size.width,),
             "ffn.w_gate": up, "ffn.w_up": up, "ffn.w_down": (size.width, size.hidden)}
-
-
-def _drawn(shape: tuple[int, ...], source: torch.Generator, deviation: float | None = None) -> Tensor:
-    """A leaf that asks for gradients: near 1 for a norm, else of the deviation, 1/√(inputs) for a matrix."""
-    noise = torch.randn(shape, generator=source)
-    if len(shape) == 1:
-        return (1 + 0.1 * noise).requires_grad_()
-    return (noise * (shape[-1] ** -0.5 if deviation is None else deviation)).requires_grad_()
 
 
 DECLARATION = {"dtypes": ("float32",)}  # its weights are
