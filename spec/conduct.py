@@ -52,12 +52,14 @@ def nothing_upstream(subject: Subject, example: Example) -> None:
 
 
 def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tuple[str, ...] = (),
-                dtypes: tuple[str, ...] | None = None, shown_by: str = "output_is_the_formula") -> Mapping[str, str]:
+                dtypes: tuple[str, ...] | None = None, shown_by: str = "output_is_the_formula",
+                entries: Mapping[str, Any] | None = None) -> Mapping[str, str]:
     """Add the conduct properties to a kind; returns their ids by short name.
 
     agree: how one call is judged (kinds with discrete outcomes decide by margins). without: short names of what a kind
     without tensors among its arguments cannot break. dtypes: the only types the kind speaks of. shown_by: the property that
-    says what is right at all; where it fails, what is right under other circumstances is no question any more.
+    says what is right at all; where it fails, what is right under other circumstances is no question any more. entries: what
+    examples must be like for an entry of their batch to be one that right implementations take alone.
     """
     kind, ids = spec.kind, {}
     formula_id = f"{kind}/{shown_by}"
@@ -100,7 +102,7 @@ def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tup
         "the original after them; a plain function is its own copy.",
         ("conduct_lost_in_a_copy", "conduct_broken_by_to"), rests_on=(ids["form"], formula_id), invariance="copy, .to()")
     if kind in ENTRIES:
-        several = {"B": (2, 3)} if {2, 3} <= set(spec.cases.dims.get("B", ())) else {}
+        several = {**({"B": (2, 3)} if {2, 3} <= set(spec.cases.dims.get("B", ())) else {}), **(entries or {})}
         add("batch", "splitting_the_batch_does_not_matter", _split(agree, ENTRIES[kind]), "The entries of a batch are right "
             "together, the first alone, and the others without it.", ("conduct_smaller_batch_after_larger",),
             rests_on=(ids["form"], formula_id), given=several, invariance="batch split")

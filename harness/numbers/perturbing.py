@@ -60,21 +60,17 @@ class Perturbing(TorchDispatchMode):  # type: ignore[misc]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        schema = func._schema
-        name = schema.name.removeprefix("aten::")
-        out = func(*args, **kwargs)
+        out = func(*args, **kwargs) if kwargs else func(*args)
+        name, mutable = _rounding(func)
+        if not name:
+            return out
         if name == "_to_copy":
             return self.moved(out, name, args) if _narrowed(out, args[0]) else out
-        if name in EXACT:
-            return out
         if isinstance(out, torch.Tensor):
             if not out.is_floating_point() or out.layout != torch.strided:
                 return out
-            if schema.is_mutable:
-                return out.copy_(self.moved(out, name.removesuffix("_"), args))
-            return self.moved(out, name, args)
-        if isinstance(out, tuple) and not schema.is_mutable:
+            return out.copy_(self.moved(out, name.removesuffix("_"), args)) if mutable else self.moved(out, name, args)
+        if isinstance(out, tuple) and not mutable:
             return tuple(self.moved(part, name, args) if isinstance(part, torch.Tensor) and part.is_floating_point() else part
                          for part in out)
         return out
@@ -130,6 +126,13 @@ class Perturbing(TorchDispatchMode):  # type: ignore[misc]
             return 0.0
         self._place = (self._place + STRIDE) % (POOL // 2)
         return 0.0 if _held(float(args[1]), fmt) else float(self._drawn[self._place]) * fmt.u * self.unit
+
+
+@cache
+def _rounding(func: Any) -> tuple[str, bool]:
+    """Name of an operation that rounds, and whether it writes into an argument; no name for one that is exact."""
+    name = func._schema.name.removeprefix("aten::")
+    return "" if name in EXACT else name, func._schema.is_mutable
 
 
 @cache

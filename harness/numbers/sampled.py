@@ -6,12 +6,14 @@ the rounding of the stored result. That is an estimate and not a proof, so FACTO
 """
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.errors import HarnessError
 from assay.numbers.arithmetic import Arithmetic, Model
@@ -20,9 +22,9 @@ from assay.numbers.evaluate import Evaluation
 from assay.numbers.forms import Form
 from assay.numbers.perturbing import Perturbing
 
-RUNS = 32
-FEWER = 16  # enough to call an output right; one that is not is judged again by all
-TOGETHER = 8  # runs that go through the formula at once
+RUNS = 32  # of every form in turn
+FEWER = 16  # of the formula as written: enough to call an output right; one that is not is judged again by all
+TOGETHER = 16  # runs that go through the formula at once
 # Largest error over spread among correct evaluations, with room: see bench/calibrate_sampled.py and its record.
 FACTOR = 8.0
 # The calibrated sample holds outputs. Gradients have heavier tails: torch's own encoder layer came out at 9.0 spreads in float16 on
@@ -64,26 +66,32 @@ class Choices:
         return found
 
 
-class _Exactly(Perturbing):
-    """The exact run: nothing is moved, choices are noted."""
+class _Exactly(TorchDispatchMode):  # type: ignore[misc]
+    """The exact run: choices are noted."""
 
-    def __init__(self, choices: Choices, source: torch.Generator) -> None:
-        super().__init__(lambda dtype: None, source)
+    def __init__(self, choices: Choices) -> None:
+        super().__init__()
         self.choices = choices
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.sort.stable and args[0].is_floating_point():
-            values, order = func(*args, **(kwargs or {}))
-            return values, self.choices.order(args[0], order)
-        return super().__torch_dispatch__(func, types, args, kwargs)
+            return out[0], self.choices.order(args[0], out[1])
+        return out
 
 
-class _Moved(_Exactly):
-    """A run with roundings, by the model in force at the moment."""
+class _Moved(Perturbing):
+    """A run with roundings, by the model in force at the moment; choices are those of the exact run."""
 
     def __init__(self, choices: Choices, source: torch.Generator, engine: Engine) -> None:
-        super().__init__(choices, source)
-        self.models = lambda dtype: engine.model if dtype == torch.float64 else None
+        super().__init__(lambda dtype: engine.model if dtype == torch.float64 else None, source)
+        self.choices = choices
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if func is torch.ops.aten.sort.stable and args[0].is_floating_point():
+            return out[0], self.choices.order(args[0], out[1])
+        return out
 
 
 @dataclass(frozen=True)
@@ -123,12 +131,12 @@ def sampled(
     asked = _Request(arguments, tuple(up.double() for up in given), tuple(wrt), dict(_leaves(arguments)))
     _found(asked)
     choices, source, model = Choices(), torch.Generator().manual_seed(seed), arithmetic.model(dtype)
-    with _Exactly(choices, source):
+    with _Exactly(choices) if "top_k" in arguments else contextlib.nullcontext():
         exact, gradients = asked.run(usable[0], asked.leaves)
     outputs: list[list[torch.Tensor]] = [[] for _ in exact]
     slopes: dict[str, list[torch.Tensor]] = {name: [] for name in gradients}
     left = False
-    for number in range(max(1, runs // TOGETHER)):
+    for number in range(max(1, runs // TOGETHER) if runs < RUNS else max(runs // TOGETHER, len(usable))):
         form = usable[number % len(usable)]
         found, found_gradients, beyond = _moved(form, asked, choices, source, arithmetic.model(dtype, form.additions))
         left |= beyond
