@@ -289,6 +289,12 @@ class Cases:
             return None
         return adapted
 
+    def admits(self, configuration: Configuration, claims: Declaration, given: Mapping[str, Any]) -> bool:
+        """Whether this configuration might have been drawn for a property with this `given`."""
+        drawn = {"family": configuration.family, "layout": configuration.layout}
+        return self._within(configuration, claims, given) and all(
+            _fits(given[name], value, {}) for name, value in drawn.items() if name in given)
+
     def _within(self, configuration: Configuration, claims: Declaration, given: Mapping[str, Any]) -> bool:
         sizes = configuration.dims
         for name, value in (*sizes.items(), *configuration.flags.items()):

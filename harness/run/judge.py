@@ -211,6 +211,10 @@ class Trial:
         self.dtype = getattr(torch, case.dtype)
         self.seen: dict[str, tuple[Configuration, str]] = {}  # by key: what each drawn configuration came to
 
+    def of(self, prop: Property) -> Trial:
+        """The same of another property of the kind."""
+        return Trial(self.judge, self.case, prop, self.declaration, self.host)
+
     # ---------------------------------------------------------------------------------------- one example
     def run(self, configuration: Configuration) -> Tried:
         """One example on the implementation as it stands."""

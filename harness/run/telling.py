@@ -26,6 +26,7 @@ NOTHING = Found()
 class Telling:
     """Sentences about a failure; empty where nothing could be found."""
 
+    beneath: str = ""  # id of a property that this one rests on and that the same example fails
     when: str = ""
     where: str = ""  # in the example that failed first
     found: Found = NOTHING
@@ -33,6 +34,8 @@ class Telling:
     def sentences(self) -> Iterator[str]:
         if self.where:
             yield self.where
+        if self.beneath:
+            yield f"The same example fails {self.beneath} too, on which this rests: look there first."
         if self.when:
             yield f"{self.when[:1].upper()}{self.when[1:]}."
         if self.found.texts:
@@ -47,11 +50,28 @@ class Telling:
 
 def tell(trial: Trial, first: Tried, shrunk: Tried, simplest: Tried) -> Telling:
     """Everything about a failure: `first` as it was found, `shrunk` to the simplest configuration, `simplest` in its values."""
+    below = _beneath(trial, shrunk)
+    if below:  # what it is consistent with, and when it fails, is told there
+        return Telling(beneath=below, where=_where(trial, first, simplest))
     found = NOTHING
     if shrunk.ended is None:
         found = consistent(subject_of(trial, shrunk), _heard(trial, shrunk), _failing(trial, first, shrunk, simplest),
                            _others(trial, first, shrunk), trial.prop.cases.flags)
-    return Telling(_when(trial, shrunk), _where(trial, first, simplest), found)
+    return Telling(when=_when(trial, shrunk), where=_where(trial, first, simplest), found=found)
+
+
+def _beneath(trial: Trial, shrunk: Tried) -> str:
+    """A property that this one rests on and that the smallest configuration fails as well."""
+    if shrunk.ended is not None:  # each try would cost a new process
+        return ""
+    known = {prop.id: prop for prop in registry.properties(trial.prop.kind)}
+    for prop in (known[id] for id in trial.prop.rests_on if id in known):
+        speaks = prop.cases is trial.prop.cases and trial.case.dtype in (prop.dtypes or (trial.case.dtype,)) and (
+            prop.holds_for(trial.declaration.conventions))
+        if speaks and prop.cases.admits(shrunk.configuration, trial.declaration, prop.given) and (
+                trial.of(prop).run(shrunk.configuration).outcome == "wrong"):
+            return prop.id
+    return ""
 
 
 def _cost(trial: Trial, tried: Tried) -> float:

@@ -70,6 +70,15 @@ def test_the_same_failure_is_told_alike_and_without_shrinking_not_at_all() -> No
     assert quick["status"] == "fail" and "Consistent" not in quick["message"]
 
 
+def test_where_the_formula_fails_on_the_same_example_nothing_else_is_told_of_conduct() -> None:
+    found = judged("attention/memory_layout_does_not_matter", planted("attention/no_scale"))
+    assert "The same example fails attention/output_is_the_formula too" in found["message"]
+    assert "Consistent" not in found["message"] and "faults" not in found["counterexample"]
+    laid = judged("attention/memory_layout_does_not_matter", next(
+        fault.declaration for fault in registry.faults() if fault.id == "attention/conduct_strides_ignored"))
+    assert laid["status"] == "fail" and "look there first" not in laid["message"]
+
+
 # ------------------------------------------------------------------------------------------------ when
 def seen(*rows: tuple[dict[str, int], dict[str, Any], bool]) -> list[tuple[Configuration, bool]]:
     return [(Configuration("attention", dims, flags), fails) for dims, flags, fails in rows]
