@@ -19,12 +19,13 @@ BUDGET = 4096  # logits of one example
 class LanguageModelCases(Cases):
     """B rows of T tokens over V ids, padded on the right; prompts of length 0, some, and as long as the row.
 
-    Padding on the left is left out: whether the first real token counts there is for the caller's labels to say.
+    Padding on the left is left out: whether the first real token counts there is for the caller's labels to say. So is the
+    reduction "none": the loss is a scalar by contract, and rows come as (B, T−1), as (B·(T−1),) or the counted ones alone.
     """
 
     kind = "lm_loss"
     dims = {"B": (1, 2, 3, 5, 0), "T": (4, 3, 2, 1, 5, 8, 9, 17, 33), "V": (3, 2, 1, 4, 5, 7, 16, 17, 31, 33, 64, 65, 129)}
-    flags = {"reduction": ("mean", "sum", "none"), "mask": ("none", "padding"),
+    flags = {"reduction": ("mean", "sum"), "mask": ("none", "padding"),
              "prompt_lengths": ("none", "some", "zero", "equal", "whole"), "label_smoothing": (0.0, 0.1, 0.4, 0.3)}
     families = ("integers", "normal", "peaked", "very_peaked", "positive", "small", "cancelling", "heavy", "constant")
 

@@ -1,0 +1,37 @@
+"""Right ways to write a kind that were once called wrong."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from assay import registry
+from assay.contract.declaration import declare
+from assay.run.judge import Settings
+from assay.run.judging import Bench
+from assay.run.plan import Selection, make_plan
+
+
+def statuses(kind: str, function: Callable[..., Any], *names: str, dtype: str = "float32", **declared: Any) -> dict[str, str]:
+    """What becomes of these properties, by name."""
+    made = declare(kind, function, name="mine", origin="test", dtypes=(dtype,), **declared)
+    plan = make_plan([made], registry.properties(kind), Selection(only=tuple(f"{kind}/{name}" for name in names)))
+    bench = Bench([{"isolated": False, "declared": [made]}], Settings(profile="quick", shrink_tries=0), None)
+    return {case.property.partition("/")[2]: bench.run(case)["status"] for case in plan.cases}
+
+
+def counted_tokens_alone(logits: Tensor, ids: Tensor, *, mask: Tensor | None = None, prompt_lengths: Tensor | None = None,
+                         reduction: str = "mean") -> Tensor:
+    """The loss is a scalar by contract: what "none" gives, here the counted rows end to end, is nobody's business."""
+    counted = torch.ones_like(ids[:, 1:], dtype=torch.bool) if mask is None else mask[:, 1:] & mask[:, :-1]
+    if prompt_lengths is not None:
+        counted = counted & (torch.arange(1, ids.shape[1]) >= prompt_lengths[:, None])
+    return F.cross_entropy(logits[:, :-1][counted].float(), ids[:, 1:][counted], reduction=reduction)
+
+
+def test_rows_of_a_next_token_loss_may_come_in_any_form() -> None:
+    found = statuses("lm_loss", counted_tokens_alone, "results_have_the_right_form", "output_is_the_formula")
+    assert found == {"results_have_the_right_form": "pass", "output_is_the_formula": "pass"}
