@@ -386,8 +386,9 @@ def verdict_of(results: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]) ->
 def why_inconclusive(results: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]) -> list[str]:
     """What keeps a run without anything red from being conformant, a sentence each; empty when nothing does.
 
-    `not-exercised` and `not-claimed` results take their case out of the count: they change nothing. `not-supported`
-    does not: an implementation that refuses a property it claims, in every type, has not shown that it holds.
+    `not-exercised` and `not-claimed` results take their case out of the count: they change nothing. So does a property that
+    was answered "not implemented" in every type (a layer that wires two of four placements), but for the half of its
+    cases that an implementation must have decided: one that implements nothing has shown nothing.
     """
     status = {one["id"]: one["status"] for one in results}
     reasons = _faults(status)
@@ -398,15 +399,15 @@ def why_inconclusive(results: Sequence[Mapping[str, Any]], plan: Mapping[str, An
     missing = [case for case, _ in held if case not in status]
     if missing:
         reasons.append(f"{len(missing)} of {len(plan['cases'])} planned cases did not run")
-    by_property: dict[tuple[str, str, str], list[bool]] = {}
+    by_property: dict[tuple[str, str, str], set[str]] = {}
     by_implementation: dict[tuple[str, str], list[bool]] = {}
     for case, (name, implementation, device, _) in held:
-        decided = status.get(case) in DECIDED
-        by_property.setdefault((implementation, name, device), []).append(decided)
-        by_implementation.setdefault((name.partition("/")[0], implementation), []).append(decided)
+        found = status.get(case, "")
+        by_property.setdefault((implementation, name, device), set()).add(found)
+        by_implementation.setdefault((name.partition("/")[0], implementation), []).append(found in DECIDED)
     reasons += [
         f"{who}: {name} was decided in none of its dtypes on {device}"
-        for (who, name, device), all_ in by_property.items() if not any(all_)
+        for (who, name, device), all_ in by_property.items() if not all_ & DECIDED and all_ != {"not-supported"}
     ]
     reasons += [
         f"{who} ({kind}): {sum(all_)} of {len(all_)} planned cases were decided, fewer than half"

@@ -45,6 +45,13 @@ def test_undecided_in_one_of_its_dtypes_is_conformant_and_in_all_is_not() -> Non
     assert run("inconclusive", "not-supported", "pass", "pass") == ("inconclusive", 3)
 
 
+def test_not_implemented_in_every_dtype_changes_nothing_while_half_is_decided() -> None:
+    """A layer that wires two placements of four says so by raising: what is asked of the others is no doubt about it."""
+    assert run("not-supported", "not-supported", "pass", "pass") == ("conformant", 0)
+    assert run("not-supported", "not-supported", "not-supported", "pass") == ("inconclusive", 3)
+    assert run(*["not-supported"] * 4) == ("inconclusive", 3)
+
+
 def test_fewer_than_half_decided_is_inconclusive() -> None:
     rows = {f"k/p[a-{n}]": ("k/p", "a", "cpu", str(n)) for n in range(5)}
     results = [{"id": case, "status": "pass" if n < 2 else "inconclusive"} for n, case in enumerate(rows)]
