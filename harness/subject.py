@@ -33,7 +33,7 @@ from assay.numbers.forms import Form
 from assay.numbers.sampled import FEWER, RUNS, sampled
 from assay.recipes import build
 
-CACHED = 64  # reference evaluations kept: properties of one kind share configurations
+CACHED = 256  # reference evaluations kept: implementations of a kind, one after another, are given the same examples
 
 
 class Evaluations:

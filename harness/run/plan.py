@@ -65,6 +65,7 @@ def make_plan(declarations: Sequence[Declaration], properties: Sequence[Property
     cases: list[CaseSpec] = []
     left_out: list[Mapping[str, str]] = []
     for prop in ordered:
+        found: list[CaseSpec] = []
         for declaration in declarations:
             if declaration.kind != prop.kind:
                 continue
@@ -76,9 +77,16 @@ def make_plan(declarations: Sequence[Declaration], properties: Sequence[Property
                 left_out.append({"property": prop.id, "implementation": declaration.name, "status": "not-exercised",
                                  "reason": "takes long: planned by the profile deep, or where it is named"})
                 continue
-            cases += _cases(prop, declaration, selection, left_out)
+            found += _cases(prop, declaration, selection, left_out)
+        cases += _alike(found)
     wanted = [case for case in cases if _case_chosen(case, selection.only)]
     return CasePlan(tuple(wanted), tuple(left_out), {prop.id: prop for prop in properties})
+
+
+def _alike(cases: Sequence[CaseSpec]) -> list[CaseSpec]:
+    """Implementations next to each other that are given the same examples: a judge evaluates the formula on these once."""
+    turns = {key: turn for turn, key in enumerate(dict.fromkeys((case.device, case.dtype) for case in cases))}
+    return sorted(cases, key=lambda case: turns[case.device, case.dtype])
 
 
 def why_not(prop: Property, declaration: Declaration) -> str:

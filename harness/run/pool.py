@@ -32,6 +32,31 @@ class Job:
         return {**asdict(self.case), "example": self.example}
 
 
+class _Waiting:
+    """Jobs not yet taken, in order. Those of one property, device and type stay with one worker while there are others to take:
+    implementations are given the same examples, and a judge evaluates the formula on these once."""
+
+    def __init__(self, jobs: Sequence[Job] = ()) -> None:
+        self._groups: dict[tuple[str, ...], deque[Job]] = {}
+        for job in jobs:
+            self._groups.setdefault((job.case.property, job.case.device, job.case.dtype), deque()).append(job)
+        self._held: dict[int, tuple[str, ...]] = {}  # by worker
+
+    def take(self, worker: int) -> Job | None:
+        """The next job for this worker; None when none is left."""
+        if not self._groups:
+            return None
+        held = self._held.get(worker, ())
+        if held not in self._groups:
+            others = {group for number, group in self._held.items() if number != worker}
+            held = next((group for group in self._groups if group not in others), next(iter(self._groups)))
+            self._held[worker] = held
+        job = self._groups[held].popleft()
+        if not self._groups[held]:
+            del self._groups[held]
+        return job
+
+
 class Pool:
     """Threads that each keep one judge busy; `results` gives what they come to, in the order in which it comes."""
 
@@ -41,7 +66,7 @@ class Pool:
         self._setup = {**setup, "settings": asdict(settings)}
         self._workers = workers
         self._idle: list[Channel] = []
-        self._todo: deque[Job] = deque()
+        self._waiting = _Waiting()
         self._done: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._hangs: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
@@ -49,9 +74,9 @@ class Pool:
 
     def results(self, jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:
         """One result a job, until there is one for each or `stop` was called; judges stay for the next call."""
-        self._todo = deque(jobs)
-        for _ in range(min(self._workers, len(jobs))):
-            threading.Thread(target=self._work, daemon=True).start()
+        self._waiting = _Waiting(jobs)
+        for number in range(min(self._workers, len(jobs))):
+            threading.Thread(target=self._work, args=(number,), daemon=True).start()
         for _ in jobs:
             result = self._done.get()
             if result is None:
@@ -63,10 +88,10 @@ class Pool:
         self._stopped = True
         self._done.put(None)
 
-    def _work(self) -> None:
+    def _work(self, number: int) -> None:
         """One worker's life: jobs until none is left."""
         channel: Channel | None = None
-        while (job := self._next()) is not None:
+        while (job := self._next(number)) is not None:
             try:
                 channel = channel or self._judge()
                 channel.send(job.message())
@@ -81,13 +106,13 @@ class Pool:
         if channel is not None:
             self._idle.append(channel)
 
-    def _next(self) -> Job | None:
+    def _next(self, number: int) -> Job | None:
         """The next job that is worth trying; those that are not are answered here."""
         while not self._stopped:
             with self._lock:
-                if not self._todo:
+                job = self._waiting.take(number)
+                if job is None:
                     return None
-                job = self._todo.popleft()
                 given_up = self._hangs.get((job.case.kind, job.case.implementation), 0) >= HANGS
             if not given_up:
                 return job
