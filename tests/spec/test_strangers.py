@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -35,3 +36,14 @@ def counted_tokens_alone(logits: Tensor, ids: Tensor, *, mask: Tensor | None = N
 def test_rows_of_a_next_token_loss_may_come_in_any_form() -> None:
     found = statuses("lm_loss", counted_tokens_alone, "results_have_the_right_form", "output_is_the_formula")
     assert found == {"results_have_the_right_form": "pass", "output_is_the_formula": "pass"}
+
+
+def equal_shares(x: Tensor, *, dim: int = -1) -> Tensor:
+    """An empty row's entries, kept finite, share alike: 1/n, rounded."""
+    return x.float().clamp_min(torch.finfo(torch.float32).min).softmax(dim).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_equal_shares_of_an_empty_row_round(dtype: str) -> None:
+    found = statuses("softmax", equal_shares, "empty_row_has_the_declared_outcome", dtype=dtype, conventions={"empty_row": "mean"})
+    assert found == {"empty_row_has_the_declared_outcome": "pass"}
