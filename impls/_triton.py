@@ -63,14 +63,8 @@ class Kernel:
         self.launches += 1
 
     def _interpret(self, grid: tuple[int, ...], arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-        with _reductions(late("triton.language")), numpy.errstate(all="ignore"):  # what a GPU does without a word
-            try:
-                self.made("cpu")[grid](*arguments, **options)
-            except late("triton.runtime.errors").InterpreterError as error:
-                if OUTGROWN not in str(error):
-                    raise
-                raise NotImplementedError(f"the interpreter of triton {VERSION} cannot loop with numpy {numpy.__version__}; "
-                                          "install triton 3.9 or later") from error
+        with interpreting():
+            self.made("cpu")[grid](*arguments, **options)
 
     def made(self, device: str) -> Any:
         """The kernel for one sort of device."""
@@ -94,13 +88,27 @@ def _with_language(function: FunctionType) -> FunctionType:
 
 
 @contextmanager
+def interpreting() -> Iterator[None]:
+    """What the interpreter cannot call is replaced, and what it cannot do is told."""
+    with _reductions(late("triton.language")), numpy.errstate(all="ignore"):  # what a GPU does without a word
+        try:
+            yield
+        except late("triton.runtime.errors").InterpreterError as error:
+            if OUTGROWN not in str(error):
+                raise
+            raise NotImplementedError(f"the interpreter of triton {VERSION} cannot loop with numpy {numpy.__version__}; "
+                                      "install triton 3.9 or later") from error
+
+
+@contextmanager
 def _reductions(tl: Any) -> Iterator[None]:
     """Triton's functions that are compiled themselves, as what they stand for: the interpreter can call no compiled function."""
     def total(x: Any, axis: int | None = None, keep_dims: bool = False) -> Any:
         return tl.reduce(x, axis, tl.standard._sum_combine, keep_dims)
 
     def largest(x: Any, axis: int | None = None, keep_dims: bool = False) -> Any:
-        return tl.reduce(x, axis, tl.standard._elementwise_max, keep_dims)
+        wide = x.to(tl.float32) if x.dtype.is_floating() and x.dtype.primitive_bitwidth < 32 else x  # as triton's own does
+        return tl.reduce(wide, axis, tl.standard._elementwise_max, keep_dims)
 
     def zeros(shape: Any, dtype: Any) -> Any:
         return tl.full(shape, 0, dtype)
