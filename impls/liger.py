@@ -108,7 +108,9 @@ def softmax(x: Tensor, *, dim: int = -1) -> Tensor:
     return out.movedim(-1, dim)
 
 
-@assay.implements("cross_entropy", name="liger-cross-entropy", conventions={"smoothing": "all"}, arithmetic=FAST, **OPTIONS)
+# The mean over no counted row is 0, not 0/0; over no row at all its check of the targets raises.
+@assay.implements("cross_entropy", name="liger-cross-entropy", conventions={"smoothing": "all", "all_ignored": "zero"},
+                  arithmetic=FAST, lacks={"empty"}, **OPTIONS)
 def cross_entropy(logits: Tensor, targets: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0,
                   reduction: str = "mean") -> Tensor:
     """`LigerCrossEntropyFunction`."""

@@ -27,7 +27,10 @@ FLOAT32_INSIDE = ("hf-llama-rms-norm", "hf-llama-rotary", "hf-gpt-neox-rotary", 
                   "hf-mixtral-router", "hf-mixtral-moe", "hf-deepseek-v3-router", "hf-mixtral-load-balancing",
                   "hf-switch-load-balancing", "hf-qwen3-attention", "hf-olmo2-attention", "hf-deepseek-v3-attention",
                   "hf-deepseek-v2-attention", "hf-switch-router", "hf-nllb-router", "x-transformers-attend",
-                  "x-transformers-sink", "x-transformers-attention", "x-transformers-rotary")
+                  "x-transformers-sink", "x-transformers-attention", "x-transformers-rotary",
+                  "timm-rms-norm-fp32", "timm-layer-norm-fp32", "timm-rotary", "timm-attention-rope")
+
+SINGLE = ("triton-", "jax-", "liger-", "mlx-")  # they take float32 at most
 
 
 class Draw:
@@ -299,7 +302,7 @@ OPTIONS = {made.kind: set(registry.kind_named(made.kind).options) for made in bu
 @pytest.mark.parametrize("made", [made for made in built_in() if made.kind not in RANDOM],
                          ids=lambda made: f"{made.kind}/{made.name}")
 def test_it_agrees_with_the_reference(made: Declaration) -> None:
-    single = made.name in FLOAT32_INSIDE or made.name.startswith(("triton-", "jax-")) or made.dtypes == ("float32",)
+    single = made.name in FLOAT32_INSIDE or made.name.startswith(SINGLE) or made.dtypes == ("float32",)
     dtype = torch.float32 if single else torch.float64
     assert made.function is not None
     options, tried = OPTIONS[made.kind], 0
