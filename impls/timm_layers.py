@@ -175,7 +175,7 @@ def joined(w_q: Tensor, w_k: Tensor, w_v: Tensor, w_o: Tensor, biases: tuple[Ten
 
 def placed(named: Mapping[str, tuple[Tensor, Tensor | None]], w_gate: Tensor | None) -> dict[str, Tensor]:
     """Weights and biases by name; absent biases are zeros, that of the gate always."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for name, (weight, bias) in {**named, **({} if w_gate is None else {"gate": (w_gate, None)})}.items():
         found |= {f"{name}.weight": weight, f"{name}.bias": weight.new_zeros(weight.shape[0]) if bias is None else bias}
     return found
