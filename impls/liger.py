@@ -113,6 +113,7 @@ def softmax(x: Tensor, *, dim: int = -1) -> Tensor:
                   arithmetic=FAST, lacks={"empty"}, **OPTIONS)
 def cross_entropy(logits: Tensor, targets: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0,
                   reduction: str = "mean") -> Tensor:
-    """`LigerCrossEntropyFunction`."""
-    return apply("cross_entropy", "LigerCrossEntropyFunction", logits.clone(), targets, None, ignore_index, 0.0, label_smoothing,
+    """`LigerCrossEntropyFunction` on rows in memory: others get a wrong gradient (findings/liger_cross_entropy_strides.md)."""
+    rows = logits.clone(memory_format=torch.contiguous_format)
+    return apply("cross_entropy", "LigerCrossEntropyFunction", rows, targets, None, ignore_index, 0.0, label_smoothing,
                  reduction)[0]

@@ -85,7 +85,7 @@ def test_bfloat16_is_refused_where_it_would_be_cut_off() -> None:
         registry.get("softmax", "liger-softmax")(torch.zeros(2, 3, dtype=torch.bfloat16))
 
 
-@pytest.mark.parametrize("finding", ["liger_in_place", "liger_rotary_one_token"])
+@pytest.mark.parametrize("finding", ["liger_in_place", "liger_rotary_one_token", "liger_cross_entropy_strides"])
 def test_the_findings_stand_or_the_copies_are_needless(finding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own script makes the interpreter's kernels: in a process of its own, for the variable is read on import."""
     page = Path(__file__).resolve().parents[2] / "reports" / "findings" / f"{finding}.py"
