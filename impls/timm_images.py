@@ -106,7 +106,7 @@ def settled(model: nn.Module, shape: tuple[int, int, int], seed: int) -> None:
         module.eval()
 
 
-def declared(label: str, name: str, side: int, offers: frozenset[str] = frozenset({"saving", "parts"}), **options: Any) -> None:
+def declared(label: str, name: str, side: int, offers: frozenset[str], **options: Any) -> None:
     """Declare a tiny model as `timm-LABEL`."""
     def factory(*, seed: int) -> Classifier:
         return Classifier(name, seed, side, **options)
@@ -116,6 +116,7 @@ def declared(label: str, name: str, side: int, offers: frozenset[str] = frozense
 
 
 _ATTENDS = frozenset({"saving", "parts", "kernels"})
+_PLAIN = frozenset({"saving"})  # none of their parts is one that is recognised
 _SMALL: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}
 declared("vit", "vit_tiny_patch16_224", 32, _ATTENDS, **_SMALL)
 declared("vit-average", "vit_tiny_patch16_224", 32, _ATTENDS, global_pool="avg", class_token=False, **_SMALL)
@@ -125,6 +126,6 @@ declared("beit", "beit_base_patch16_224", 32, _ATTENDS, **_SMALL)
 declared("cait", "cait_xxs24_224", 32, _ATTENDS, **_SMALL)
 declared("swin", "swin_tiny_patch4_window7_224", 32, _ATTENDS, img_size=32, embed_dim=16, depths=(2, 1), num_heads=(2, 4),
          window_size=4)
-declared("convnext", "convnext_atto", 64, depths=(1, 1, 1, 1), dims=(8, 16, 24, 32))
-declared("resnet", "test_resnet", 64)
-declared("efficientnet", "test_efficientnet", 64)
+declared("convnext", "convnext_atto", 64, _PLAIN, depths=(1, 1, 1, 1), dims=(8, 16, 24, 32))
+declared("resnet", "test_resnet", 64, _PLAIN)
+declared("efficientnet", "test_efficientnet", 64, _PLAIN)
