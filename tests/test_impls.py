@@ -189,6 +189,7 @@ def cross_entropy(d: Draw) -> Iterator[Example]:
         yield {"logits": d(6, 7), "targets": targets, "reduction": reduction}
         yield {"logits": d(6, 7), "targets": targets, "reduction": reduction, "label_smoothing": 0.2}
     yield {"logits": d(6, 7), "targets": d.ids(7, 6), "ignore_index": 3}
+    yield {"logits": d(6, 7), "targets": d.ids(7, 6), "label_smoothing": 0.2}
 
 
 def lm_loss(d: Draw) -> Iterator[Example]:
@@ -275,6 +276,8 @@ def asks_too_much(made: Declaration, example: Example) -> bool:
         return True
     if any(not made.allows(name, value) for name, value in example.items() if isinstance(value, (int, str))):
         return True
+    if made.kind == "cross_entropy":  # who takes no id to ignore has promised nothing of one outside the vocabulary
+        return not made.claims("ignore_index") and bool((example["targets"] < 0).any())
     if made.kind != "attention":
         return False
     wide = example["v"].shape[-1] != example["k"].shape[-1]
