@@ -189,6 +189,7 @@ def cross_entropy(d: Draw) -> Iterator[Example]:
         yield {"logits": d(6, 7), "targets": targets, "reduction": reduction}
         yield {"logits": d(6, 7), "targets": targets, "reduction": reduction, "label_smoothing": 0.2}
     yield {"logits": d(6, 7), "targets": d.ids(7, 6), "ignore_index": 3}
+    yield {"logits": d(6, 7), "targets": d.ids(7, 6)}
     yield {"logits": d(6, 7), "targets": d.ids(7, 6), "label_smoothing": 0.2}
 
 
