@@ -58,6 +58,8 @@ class TranslatorCases(DecoderCases):
             flags["src_mask"] = flags["tgt_mask"] = "none"
         if flags["positions"] == "own":
             flags["positions"] = "index"  # source and target have lengths of their own
+        if "positions" not in claims.keywords:
+            flags["positions"] = "none"  # the convention of that name says how a table is counted, and no rotary goes by it
         made = LayerCases.adapt(self, configuration.but(**flags, mask="none"), claims)
         if made is None:
             return None

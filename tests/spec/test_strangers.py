@@ -47,3 +47,31 @@ def equal_shares(x: Tensor, *, dim: int = -1) -> Tensor:
 def test_the_equal_shares_of_an_empty_row_round(dtype: str) -> None:
     found = statuses("softmax", equal_shares, "empty_row_has_the_declared_outcome", dtype=dtype, conventions={"empty_row": "mean"})
     assert found == {"empty_row_has_the_declared_outcome": "pass"}
+
+
+def sequence_by_sequence(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, lengths: Tensor) -> Tensor:
+    """Both caches are read alike: the contract gives them one shape."""
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    for row, (size, blocks) in enumerate(zip(lengths.tolist(), block_table.long(), strict=True)):
+        used = blocks[: -(-size // k_cache.shape[1])]
+        k, v = (c[used].reshape(-1, c.shape[2], q.shape[2])[:size].transpose(0, 1)[None] for c in (k_cache, v_cache))
+        if size:
+            out[row] = F.scaled_dot_product_attention(q[row, None, :, None], k, v, enable_gqa=True)[0, :, 0]
+    return out
+
+
+def test_both_caches_have_one_width() -> None:
+    found = statuses("paged_attention", sequence_by_sequence, "output_is_attention_over_the_blocks")
+    assert found == {"output_is_attention_over_the_blocks": "pass"}
+
+
+def translator(src: Tensor, tgt: Tensor, params: Any, *, num_heads: int, src_mask: Tensor | None = None,
+               tgt_mask: Tensor | None = None) -> Tensor:
+    """It takes no positions, which is also the name of a convention."""
+    return registry.reference("encoder_decoder").encoder_decoder(src, tgt, params, num_heads=num_heads, src_mask=src_mask,
+                                                                 tgt_mask=tgt_mask)
+
+
+def test_a_translator_need_not_take_positions() -> None:
+    found = statuses("encoder_decoder", translator, "results_have_the_right_form", conventions={"norm": "rms"})
+    assert found == {"results_have_the_right_form": "pass"}
