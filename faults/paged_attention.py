@@ -249,18 +249,18 @@ def padded_batch(c: Call) -> Tensor:
 
 @planted(benign, "block by block with a running maximum and sum")
 def block_by_block(c: Call) -> Tensor:
-    rows = []
+    wide, rows = torch.promote_types(c.q.dtype, torch.float32), []  # running sums in the input's type would be declared
     for b in range(c.q.shape[0]):
-        top = torch.full((c.q.shape[1], 1), float("-inf")).to(c.q)
-        total, out = torch.zeros_like(top), c.q.new_zeros(c.q.shape[1], c.v.shape[-1])
+        top = torch.full((c.q.shape[1], 1), float("-inf"), dtype=wide, device=c.q.device)
+        total, out = torch.zeros_like(top), c.q.new_zeros(c.q.shape[1], c.v.shape[-1], dtype=wide)
         for t in torch.arange(int(c.lengths[b]), device=c.q.device).split(c.size) if int(c.lengths[b]) else ():
             block, slot = place(c, b, t)
             k, v = (x[block, slot].transpose(0, 1).repeat_interleave(c.q.shape[1] // c.k.shape[2], 0) for x in (c.k, c.v))
-            s = (c.q[b, :, None] @ k.mT)[:, 0] * c.scale
+            s = ((c.q[b, :, None] @ k.mT)[:, 0] * c.scale).to(wide)
             new = torch.maximum(top, s.amax(-1, keepdim=True))
             p, old = torch.exp(s - new), torch.exp(top - new)
-            out, total, top = out * old + (p[:, None] @ v)[:, 0], total * old + p.sum(-1, keepdim=True), new
-        rows.append(out / torch.where(total == 0, torch.ones_like(total), total))
+            out, total, top = out * old + (p[:, None] @ v.to(wide))[:, 0], total * old + p.sum(-1, keepdim=True), new
+        rows.append((out / torch.where(total == 0, torch.ones_like(total), total)).to(c.q.dtype))
     return torch.stack(rows) if rows else attended(c)
 
 

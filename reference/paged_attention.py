@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from assay.numbers.forms import Form
+from assay.reference.attention import ONLINE_ADDITIONS
 from assay.reference.router import softmax
 
 
@@ -94,5 +95,6 @@ def _scaled_queries(
 
 
 FORMS: tuple[Form, ...] = (
-    Form("scores scaled", paged_attention, additions=2), Form("query scaled first", _scaled_queries, additions=2, usual=True),
+    Form("scores scaled", paged_attention, additions=2),
+    Form("query scaled first, summed online", _scaled_queries, additions=ONLINE_ADDITIONS, usual=True),
 )

@@ -12,11 +12,14 @@ TOKENS = 400  # keys of all heads read in one example
 
 
 class PagedAttentionCases(Cases):
-    """S: slots a block; T: tokens of the longest sequence; spare: blocks that no sequence uses."""
+    """S: slots a block; T: tokens of the longest sequence; spare: blocks that no sequence uses.
+
+    Values are as wide as keys: the contract has one shape for both caches.
+    """
 
     kind = "paged_attention"
     dims = {
-        "B": (1, 2, 3), "H": (1, 2, 4, 3, 6), "G": (1, 2, 3, 4), "D": (2, 1, 4, 3, 8, 16, 64), "Dv": (2, 1, 4, 3, 8, 5),
+        "B": (1, 2, 3), "H": (1, 2, 4, 3, 6), "G": (1, 2, 3, 4), "D": (2, 1, 4, 3, 8, 16, 64), "Dv": (2,),
         "S": (2, 1, 3, 4, 16, 17), "T": (3, 1, 2, 4, 5, 8, 16, 17, 33, 40),
     }
     flags = {"lengths": ("mixed", "full", "ones", "empty"), "spare": (1, 0, 3), "table": ("filled", "exact"),
@@ -33,6 +36,7 @@ class PagedAttentionCases(Cases):
         while max(1, dims["B"]) * dims["H"] * dims["T"] > TOKENS and dims["T"] > 1:
             dims["T"] = dims["T"] // 2
         dims["G"] = max(g for g in range(1, dims["H"] + 1) if dims["H"] % g == 0 and g <= dims["G"])
+        dims["Dv"] = dims["D"]
         return replace(configuration, dims=dims, flags=flags)
 
     def build(self, configuration: Configuration, dtype: torch.dtype) -> Example:
