@@ -208,6 +208,13 @@ def unavailable() -> list[tuple[str, str]]:
     return list(_UNAVAILABLE)
 
 
+def missing(kind: str | None = None) -> list[tuple[str, str, str]]:
+    """Kind, name and reason of each built-in implementation whose library is not here, read without importing its module; a name
+    that is put together as the module runs has a * for what is put in."""
+    return [(made, name, reason) for module, reason in unavailable() if module.startswith("assay.impls.")
+            for made, name in _declared(module) if kind in (None, made)]
+
+
 def _planted(kind: str, function: Callable[..., Any], summary: str, options: dict[str, Any],
              taken: dict[str, Any]) -> tuple[str, str, Declaration]:
     """Id, summary (the first docstring line where none is given) and declaration of a planted implementation."""
@@ -292,6 +299,24 @@ def _requires(module: str) -> tuple[str, ...]:
             value = ast.literal_eval(node.value)
             return (value,) if isinstance(value, str) else tuple(value)
     return ()
+
+
+def _declared(module: str) -> list[tuple[str, str]]:
+    """Kind and name of every `implements(kind, name=…)` in a module's text."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        return []
+    calls = [node for node in ast.walk(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) if isinstance(node, ast.Call)
+             and ast.unparse(node.func).endswith("implements") and node.args]
+    kinds = [(ast.literal_eval(call.args[0]), call) for call in calls if isinstance(call.args[0], ast.Constant)]
+    return [(kind, _name(keyword.value)) for kind, call in kinds for keyword in call.keywords if keyword.arg == "name"]
+
+
+def _name(text: ast.expr) -> str:
+    """A name as it is written, a * for each part that is not text."""
+    if isinstance(text, ast.Constant):
+        return str(text.value)
+    return "".join(_name(part) for part in text.values) if isinstance(text, ast.JoinedStr) else "*"
 
 
 def _modules(package: str) -> list[str]:

@@ -4,6 +4,7 @@ Runs in the process that is to run the implementation: what the file does to it,
 """
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import importlib
 import importlib.util
@@ -58,8 +59,12 @@ def _built_in(name: str, kind: str | None) -> list[Declaration]:
     known = registry.declarations(kind)
     found = [made for made in known if made.name == name]
     if not found:
-        missing = [f"{module}: {reason}" for module, reason in registry.unavailable() if name in module]
-        more = f"; {missing[0]}" if missing else ""
+        for _, missing, reason in registry.missing(kind):
+            if fnmatch.fnmatchcase(name, missing):
+                raise UsageError(f"implementation={quoted(name)} is built in, yet {reason}; install that, or take one that "
+                                 "`assay list implementations` shows")
+        hidden = [f"{module}: {reason}" for module, reason in registry.unavailable() if name in module]
+        more = f"; {hidden[0]}" if hidden else ""
         message = unknown("implementation", name, {made.name for made in known}, "assay list implementations")
         raise UsageError(f"{message}{more}; or give {_WAYS}")
     return found

@@ -57,8 +57,9 @@ class CasePlan:
     properties: Mapping[str, Property] = field(default_factory=dict)
 
 
-def make_plan(declarations: Sequence[Declaration], properties: Sequence[Property], selection: Selection) -> CasePlan:
-    """All applicable cases of these implementations."""
+def make_plan(declarations: Sequence[Declaration], properties: Sequence[Property], selection: Selection,
+              absent: Sequence[tuple[str, str, str]] = ()) -> CasePlan:
+    """All applicable cases of these implementations. absent: kind, name and reason of those that should be here and are not."""
     chosen = _only(properties, selection.only)
     depth = _depths(properties)
     ordered = sorted(chosen, key=lambda prop: depth[prop.id])  # stable: order of registration within one depth
@@ -79,6 +80,8 @@ def make_plan(declarations: Sequence[Declaration], properties: Sequence[Property
                 continue
             found += _cases(prop, declaration, selection, left_out)
         cases += _alike(found)
+        left_out += ({"property": prop.id, "implementation": name, "status": "not-supported", "reason": reason}
+                     for kind, name, reason in absent if kind == prop.kind)
     wanted = [case for case in cases if _case_chosen(case, selection.only)]
     return CasePlan(tuple(wanted), tuple(left_out), {prop.id: prop for prop in properties})
 

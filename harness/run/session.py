@@ -151,7 +151,8 @@ class Session:
         deep = self.request.settings.profile == "deep"
         held = {(one.kind, one.name) for target in targets for one in target.declarations if one.deep and target.name == ALL}
         selection = replace(with_devices(self.request.selection), deep=deep, held=frozenset(() if deep else held))
-        planned = make_plan(declarations, properties, selection)
+        absent = [one for target in targets if target.name == ALL for one in registry.missing(target.kind)]
+        planned = make_plan(declarations, properties, selection, absent)
         if self.request.selection.only and declarations and not planned.cases and not planned.left_out:
             raise UsageError(f"only={', '.join(self.request.selection.only)} names nothing of kind "
                              f"{', '.join(sorted(kinds))}; `assay list properties` lists what there is")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from assay import registry
 from assay.contract.loading import load
 from assay.errors import UsageError
 
@@ -110,3 +111,12 @@ def test_any_bytes_are_no_program_or_declare_nothing(tmp_path_factory: pytest.Te
     with pytest.raises(UsageError) as raised:
         load(str(path))
     assert str(raised.value).isprintable()
+
+
+def test_what_is_built_in_and_lacks_its_library_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "unavailable", lambda: [("assay.impls.rotary_libraries", "needs a_library, not installed")])
+    assert registry.missing("rotary") == [("rotary", "rotary-embedding-torch", "needs a_library, not installed")]
+    assert registry.missing("softmax") == []
+    monkeypatch.setattr(registry, "declarations", lambda kind=None: ())
+    with pytest.raises(UsageError, match="is built in, yet needs a_library, not installed; install that"):
+        load("rotary-embedding-torch")

@@ -31,3 +31,12 @@ def test_a_hundred_thousand_cases_are_planned() -> None:
     many = [dataclasses.replace(sdpa, name=f"copy-{place}") for place in range(750)]
     planned = make_plan(many, registry.properties("attention"), Selection())
     assert len(planned.cases) > 100_000 and len({case.id for case in planned.cases}) == len(planned.cases)
+
+
+def test_built_in_implementations_without_their_library_are_left_out_with_the_reason() -> None:
+    declared = registry.declarations("softmax")[:1]
+    planned = make_plan(declared, registry.properties("softmax"), Selection(), [("softmax", "far-softmax", "needs far, not installed")])
+    told = [row for row in planned.left_out if row["implementation"] == "far-softmax"]
+    assert len(told) == len(registry.properties("softmax"))
+    assert {row["status"] for row in told} == {"not-supported"}
+    assert {row["reason"] for row in told} == {"needs far, not installed"}
