@@ -35,7 +35,8 @@ def test_a_hundred_thousand_cases_are_planned() -> None:
 
 def test_built_in_implementations_without_their_library_are_left_out_with_the_reason() -> None:
     declared = registry.declarations("softmax")[:1]
-    planned = make_plan(declared, registry.properties("softmax"), Selection(), [("softmax", "far-softmax", "needs far, not installed")])
+    absent = [("softmax", "far-softmax", "needs far, not installed")]
+    planned = make_plan(declared, registry.properties("softmax"), Selection(), absent)
     told = [row for row in planned.left_out if row["implementation"] == "far-softmax"]
     assert len(told) == len(registry.properties("softmax"))
     assert {row["status"] for row in told} == {"not-supported"}
