@@ -110,7 +110,9 @@ def sampler(logits: Tensor, *, seed: int, num_samples: int) -> Tensor:
 
 @assay.implements("patchify", name="torch-unfold", version=torch.__version__)
 def patchify(image: Tensor, *, patch_size: int) -> Tensor:
-    """F.unfold puts the channel first in each patch: moved to the end."""
+    """F.unfold puts the channel first in each patch: moved to the end. It leaves out what fills no patch, which is refused here."""
+    if image.shape[-2] % patch_size or image.shape[-1] % patch_size:
+        raise ValueError(f"patch_size={patch_size} must divide {tuple(image.shape[-2:])}; crop or pad the image")
     columns = F.unfold(image, patch_size, stride=patch_size)  # (B, Ci*P*P, N)
     return columns.unflatten(1, (image.shape[1], patch_size * patch_size)).permute(0, 3, 2, 1).flatten(2)
 
