@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import assay
 from assay import registry
 from assay.contract.declaration import Declaration
 
@@ -369,3 +370,8 @@ print(before == dict(os.environ), filters == warnings.filters)
 
 def test_every_kind_with_an_implementation_is_tried() -> None:
     assert {made.kind for made in built_in()} == set(EXAMPLES) | set(RANDOM)
+
+
+def test_unfolding_refuses_what_fills_no_patch() -> None:
+    with pytest.raises(ValueError, match="patch_size=2 must divide"):
+        assay.get("patchify", "torch-unfold")(torch.zeros(1, 1, 4, 5), patch_size=2)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from assay import registry
+from assay.cases import Configuration
 from assay.contract.declaration import declare
 from assay.run.judge import Settings
 from assay.run.judging import Bench
@@ -75,3 +76,13 @@ def translator(src: Tensor, tgt: Tensor, params: Any, *, num_heads: int, src_mas
 def test_a_translator_need_not_take_positions() -> None:
     found = statuses("encoder_decoder", translator, "results_have_the_right_form", conventions={"norm": "rms"})
     assert found == {"results_have_the_right_form": "pass"}
+
+
+def test_no_entry_of_a_batch_is_one_single_number_for_a_layer_norm() -> None:
+    """torch's GroupNorm of one group is a layer norm, and refuses to centre a number by itself."""
+    prop = next(one for one in registry.properties("layer_norm") if one.id == "layer_norm/splitting_the_batch_does_not_matter")
+    made = declare("layer_norm", lambda x, weight, bias, *, eps: x, name="mine", origin="test")
+    flags = {"eps": 1e-5, "rank": "tokens", "size": "unit", "token": "drawn", "weights": "drawn"}
+    one, two = (Configuration("layer_norm", {"B": 2, "C": width, "T": 2}, flags) for width in (1, 2))
+    assert not prop.cases.admits(one, made, prop.given)
+    assert prop.cases.admits(two, made, prop.given)
