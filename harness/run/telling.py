@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay import registry
 from assay.run.consistent import Found, Heard, consistent, elements, heard
+from assay.run.plan import why_not
 from assay.run.predicates import PROBES, Seen, beyond, neighbours, predicate
 from assay.subject import Subject
 
@@ -64,12 +65,11 @@ def _beneath(trial: Trial, shrunk: Tried) -> str:
     """A property that this one rests on and that the smallest configuration fails as well."""
     if shrunk.ended is not None:  # each try would cost a new process
         return ""
-    known = {prop.id: prop for prop in registry.properties(trial.prop.kind)}
-    for prop in (known[id] for id in trial.prop.rests_on if id in known):
-        speaks = prop.cases is trial.prop.cases and trial.case.dtype in (prop.dtypes or (trial.case.dtype,)) and (
-            prop.holds_for(trial.declaration.conventions))
-        if speaks and prop.cases.admits(shrunk.configuration, trial.declaration, prop.given) and (
-                trial.of(prop).run(shrunk.configuration).outcome == "wrong"):
+    for prop in registry.properties(trial.prop.kind):
+        held = prop.id in trial.prop.rests_on and prop.cases is trial.prop.cases and not why_not(prop, trial.declaration)
+        spoken = prop.dtypes is None or trial.case.dtype in prop.dtypes
+        if (held and spoken and prop.cases.admits(shrunk.configuration, trial.declaration, prop.given)
+                and trial.of(prop).run(shrunk.configuration).outcome == "wrong"):
             return prop.id
     return ""
 
