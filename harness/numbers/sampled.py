@@ -53,6 +53,12 @@ class Choices:
         self.place += 1
         return order.expand(found.shape)
 
+    def made(self, func: Any, args: Any, out: Any) -> Any:
+        """The result of an operation; of a sort, with the order to go by."""
+        if func is torch.ops.aten.sort.stable and args[0].is_floating_point():
+            return out[0], self.order(args[0], out[1])
+        return out
+
     def uncertain(self, top_k: int, u: float) -> list[torch.Tensor]:
         """Rows of each choice whose margin roundings may turn: deciding by scores, or by what is rounded relative to 1."""
         found = []
@@ -74,10 +80,7 @@ class _Exactly(TorchDispatchMode):  # type: ignore[misc]
         self.choices = choices
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.sort.stable and args[0].is_floating_point():
-            return out[0], self.choices.order(args[0], out[1])
-        return out
+        return self.choices.made(func, args, func(*args, **(kwargs or {})))
 
 
 class _Moved(Perturbing):
@@ -88,10 +91,7 @@ class _Moved(Perturbing):
         self.choices = choices
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = super().__torch_dispatch__(func, types, args, kwargs)
-        if func is torch.ops.aten.sort.stable and args[0].is_floating_point():
-            return out[0], self.choices.order(args[0], out[1])
-        return out
+        return self.choices.made(func, args, super().__torch_dispatch__(func, types, args, kwargs))
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def sampled(
     outputs: list[list[torch.Tensor]] = [[] for _ in exact]
     slopes: dict[str, list[torch.Tensor]] = {name: [] for name in gradients}
     left = False
-    for number in range(max(1, runs // TOGETHER) if runs < RUNS else max(runs // TOGETHER, len(usable))):
+    for number in range(max(runs // TOGETHER, len(usable) if runs >= RUNS else 1)):
         form = usable[number % len(usable)]
         found, found_gradients, beyond = _moved(form, asked, choices, source, arithmetic.model(dtype, form.additions))
         left |= beyond
