@@ -32,7 +32,7 @@ class Job:
         return {**asdict(self.case), "example": self.example}
 
 
-class _Waiting:
+class Waiting:
     """Jobs not yet taken, in order. Those of one property, device and type stay with one worker while there are others to take:
     implementations are given the same examples, and a judge evaluates the formula on these once."""
 
@@ -66,7 +66,7 @@ class Pool:
         self._setup = {**setup, "settings": asdict(settings)}
         self._workers = workers
         self._idle: list[Channel] = []
-        self._waiting = _Waiting()
+        self._waiting = Waiting()
         self._done: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._hangs: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
@@ -74,7 +74,7 @@ class Pool:
 
     def results(self, jobs: Sequence[Job]) -> Iterator[dict[str, Any]]:
         """One result a job, until there is one for each or `stop` was called; judges stay for the next call."""
-        self._waiting = _Waiting(jobs)
+        self._waiting = Waiting(jobs)
         for number in range(min(self._workers, len(jobs))):
             threading.Thread(target=self._work, args=(number,), daemon=True).start()
         for _ in jobs:
