@@ -1,4 +1,4 @@
-"""How soon is a wrong implementation found wrong? Processor seconds until the first wrong example, over all planted faults.
+"""How soon is a wrong implementation found wrong? Processor seconds until the first wrong example, over the kinds' own faults.
 
     python bench/first_failure.py [KIND ...]    # writes bench/first_failure.json
 
@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import torch
+from explanations import killer
 
 from assay import registry
 from assay.properties import Property
@@ -44,9 +45,8 @@ def of_kind(kind: str) -> dict[str, float | None]:
     properties = registry.properties(kind)
     found = {}
     for fault in registry.own_faults(kind):
-        able = [prop for prop in properties if fault.id in prop.kills]
-        if able:
-            found[fault.id] = until_found(fault, min(able, key=lambda prop: not prop.id.endswith("_is_the_formula")))
+        if any(fault.id in prop.kills for prop in properties):
+            found[fault.id] = until_found(fault, killer(fault, properties))
     return found
 
 

@@ -58,8 +58,8 @@ def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tup
 
     agree: how one call is judged (kinds with discrete outcomes decide by margins). without: short names of what a kind
     without tensors among its arguments cannot break. dtypes: the only types the kind speaks of. shown_by: the property that
-    says what is right at all; where it fails, what is right under other circumstances is no question any more. entries: what
-    examples must be like for an entry of their batch to be one that right implementations take alone.
+    says what is right at all; where it fails, what is right elsewhere is no question any more. entries: what examples must be
+    like for an entry of their batch to be one that right implementations take alone.
     """
     kind, ids = spec.kind, {}
     formula_id = f"{kind}/{shown_by}"
@@ -102,7 +102,7 @@ def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tup
         "the original after them; a plain function is its own copy.",
         ("conduct_lost_in_a_copy", "conduct_broken_by_to"), rests_on=(ids["form"], formula_id), invariance="copy, .to()")
     if kind in ENTRIES:
-        several = {**({"B": (2, 3)} if {2, 3} <= set(spec.cases.dims.get("B", ())) else {}), **(entries or {})}
+        several = _of_a_batch(spec) | dict(entries or {})
         add("batch", "splitting_the_batch_does_not_matter", _split(agree, ENTRIES[kind]), "The entries of a batch are right "
             "together, the first alone, and the others without it.", ("conduct_smaller_batch_after_larger",),
             rests_on=(ids["form"], formula_id), given=several, invariance="batch split")
@@ -113,6 +113,11 @@ def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tup
         "as right as it is eagerly.", ("conduct_wrong_when_compiled",), rests_on=(ids["form"], formula_id), examples=0,
         invariance="eager / compiled", deep=True)
     return ids
+
+
+def _of_a_batch(spec: Specification) -> dict[str, Any]:
+    """A batch of two or three, for the kinds that have that letter."""
+    return {"B": (2, 3)} if {2, 3} <= set(spec.cases.dims.get("B", ())) else {}
 
 
 def _of_several(spec: Specification) -> tuple[str, ...]:

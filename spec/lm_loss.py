@@ -25,6 +25,7 @@ class LanguageModelCases(Cases):
 
     kind = "lm_loss"
     dims = {"B": (1, 2, 3, 5, 0), "T": (4, 3, 2, 1, 5, 8, 9, 17, 33), "V": (3, 2, 1, 4, 5, 7, 16, 17, 31, 33, 64, 65, 129)}
+    # The mean twice: faults of what it divides by show under it alone.
     flags = {"reduction": ("mean", "sum", "mean"), "mask": ("none", "padding"),
              "prompt_lengths": ("none", "some", "zero", "equal", "whole"), "label_smoothing": (0.0, 0.1, 0.4, 0.3)}
     families = ("integers", "normal", "peaked", "very_peaked", "positive", "small", "cancelling", "heavy", "constant")

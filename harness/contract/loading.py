@@ -59,8 +59,8 @@ def _built_in(name: str, kind: str | None) -> list[Declaration]:
     known = registry.declarations(kind)
     found = [made for made in known if made.name == name]
     if not found:
-        for _, missing, reason in registry.missing(kind):
-            if fnmatch.fnmatchcase(name, missing):
+        for _, pattern, reason in registry.missing(kind):
+            if fnmatch.fnmatchcase(name, pattern):
                 raise UsageError(f"implementation={quoted(name)} is built in, yet {reason}; install that, or take one that "
                                  "`assay list implementations` shows")
         hidden = [f"{module}: {reason}" for module, reason in registry.unavailable() if name in module]

@@ -25,6 +25,7 @@ from assay.subject import Subject
 LARGEST = 1 << 15  # elements of all arguments of a call that is compared
 CALLS = 4  # of one example that are compared; those that are wrong come first
 HERE = 2  # alternatives at most that are told although they fit the failing examples alone
+NEARER = 2  # times as near to a fault's float64 values as to the right ones: in the type itself the fault may fit
 TOLD = 3  # alternatives that are named; of more, how many
 LOOSER: Mapping[str, Any] = {  # the choice of each sort that is the least exact
     "internal": "input", "accumulate": "input", "tf32": True, "angles": "input", "tables": "input", "exp": "fast", "erf": "fast",
@@ -250,7 +251,7 @@ def _like(heard: Heard, found: Results) -> bool:
             return False
         got, other, want = (torch.nan_to_num(one[name].double()) for one in (heard.got, found, heard.right))
         apart, off = float((got - other).abs().sum()), float((got - want).abs().sum())
-        if apart > off / 2 and not bool(_within(other, want, heard.bars[name]).all()):
+        if NEARER * apart > off and not bool(_within(other, want, heard.bars[name]).all()):
             return False
     return True
 
