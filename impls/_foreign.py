@@ -1,7 +1,8 @@
 """Where autograd meets another library: one call whose forward and backward are made there."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +23,20 @@ class Run(Protocol):
     def backwards(self, tensors: tuple[Tensor, ...], upstream: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
         """A gradient for each of the tensors."""
         ...
+
+
+def parted(signature: inspect.Signature, positional: tuple[Any, ...],
+           named: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The arguments of a call by name: tensors, and all else."""
+    arguments = signature.bind(*positional, **named).arguments
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
+    return tensors, {name: value for name, value in arguments.items() if name not in tensors}
+
+
+def bound(signature: inspect.Signature, given: Mapping[str, Any]) -> inspect.BoundArguments:
+    """Arguments by name as the function takes them: some take theirs by position alone."""
+    order = {name: given[name] for name in signature.parameters if name in given}
+    return inspect.BoundArguments(signature, order)  # type: ignore[arg-type]  # an ordered mapping is enough
 
 
 def result(run: Run, tensors: Iterable[Tensor]) -> Any:

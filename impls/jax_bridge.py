@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.impls._foreign import result
+from assay.impls._foreign import bound, parted, result
 from assay.impls._modules import late
 
 NARROWED = {torch.int64: torch.int32, torch.float64: torch.float32}  # what JAX makes of them unless it was told otherwise
@@ -41,9 +41,7 @@ def bridged(function: Callable[..., Any] | None = None, *, jit: bool = False) ->
 
     @functools.wraps(function)
     def call(*positional: Any, **named: Any) -> Any:
-        arguments = signature.bind(*positional, **named).arguments
-        tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
-        others = {name: value for name, value in arguments.items() if name not in tensors}
+        tensors, others = parted(signature, positional, named)
         chosen = compiled(tuple(others)) if jit else function
         run = _Run(lambda given: chosen(*given.args, **given.kwargs), signature, others, tuple(tensors))
         return result(run, tensors.values())
@@ -92,9 +90,7 @@ class _Run:
         moving = {name: arrays.pop(name) for name, n in zip(self.names, self.needed, strict=True) if n}
 
         def of(moved: dict[str, Any]) -> Any:
-            given = self.others | arrays | moved
-            order = {name: given[name] for name in self.signature.parameters if name in given}
-            return self.function(inspect.BoundArguments(self.signature, order))  # some of jax.numpy's take theirs by position
+            return self.function(bound(self.signature, self.others | arrays | moved))
 
         if moving:
             found, self.pull = late("jax").vjp(of, moving)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.impls._foreign import result
+from assay.impls._foreign import bound, parted, result
 from assay.impls._modules import late
 
 
@@ -33,9 +33,7 @@ def bridged(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*positional: Any, **named: Any) -> Any:
-        arguments = signature.bind(*positional, **named).arguments
-        tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
-        others = {name: value for name, value in arguments.items() if name not in tensors}
+        tensors, others = parted(signature, positional, named)
         return result(_Run(function, signature, others, tuple(tensors)), tensors.values())
 
     return call
@@ -88,7 +86,5 @@ class _Run:
                      for name, t in zip(self.names, tensors, strict=True))
 
     def _of(self, arrays: Mapping[str, Any]) -> Any:
-        given = {**self.others, **arrays}
-        order = {name: given[name] for name in self.signature.parameters if name in given}
-        bound = inspect.BoundArguments(self.signature, order)  # type: ignore[arg-type]  # an ordered mapping is enough
-        return self.function(*bound.args, **bound.kwargs)
+        given = bound(self.signature, {**self.others, **arrays})
+        return self.function(*given.args, **given.kwargs)

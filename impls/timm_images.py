@@ -4,7 +4,7 @@ from __future__ import annotations
 import copy
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,11 +108,9 @@ def settled(model: nn.Module, shape: tuple[int, int, int], seed: int) -> None:
 
 def declared(label: str, name: str, side: int, offers: frozenset[str], **options: Any) -> None:
     """Declare a tiny model as `timm-LABEL`."""
+    @assay.implements("image_classifier", name=f"timm-{label}", offers=offers, **OPTIONS)
     def factory(*, seed: int) -> Classifier:
         return Classifier(name, seed, side, **options)
-
-    made: Callable[..., Any] = factory
-    assay.implements("image_classifier", name=f"timm-{label}", offers=offers, **OPTIONS)(made)
 
 
 _ATTENDS = frozenset({"saving", "parts", "kernels"})
