@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -313,10 +314,13 @@ def parts(operand: Any) -> tuple[Any, Any]:
         if held is True or bool(held.all()):  # type: ignore[union-attr]
             return value, None
         return value, torch.where(held, 0.0, value.abs() * fmt.u + fmt.eta)
-    number = float(operand)
-    if number == 0.0 or number in (1.0, -1.0, 2.0, 0.5) or fmt.name == "float64":
-        return number, None
-    if bool(representable(torch.tensor(number, dtype=torch.float64), fmt)):
+    return _number(float(operand), fmt)
+
+
+@lru_cache(maxsize=1024)
+def _number(number: float, fmt: Format) -> tuple[float, float | None]:
+    """A plain number as the format holds it, and what that may be off."""
+    if fmt.name == "float64" or bool(representable(torch.tensor(number, dtype=torch.float64), fmt)):
         return number, None
     return number, abs(number) * fmt.u + fmt.eta
 
@@ -328,18 +332,24 @@ def plus(left: Any, right: Any) -> Any:
     return left if right is None else left + right
 
 
-def finish(value: torch.Tensor, bar: torch.Tensor | None, largest: float | None = None) -> Bounded:
-    """Wrap a result; note when it may leave the range. Infinite and NaN values carry no bar: they are what they are."""
+def finish(
+    value: torch.Tensor, bar: torch.Tensor | None, largest: float | None = None, size: torch.Tensor | None = None
+) -> Bounded:
+    """Wrap a result; note when it may leave the range. Infinite and NaN values carry no bar: they are what they are.
+
+    size: the value's magnitude, where it is known already.
+    """
     if value.numel() == 0:
         return Bounded(value, None)
     entered = current()
     limit = entered.model.internal.largest if largest is None else largest
-    reach = value.abs() if bar is None else value.abs() + bar
-    if not bool(reach.max() <= limit):
+    size = value.abs() if size is None else size
+    reach = size if bar is None else size + bar
+    if not float(reach.max()) <= limit:
         finite = value.isfinite()
         if bar is not None:
             bar = torch.where(finite, bar.nan_to_num(nan=torch.inf, posinf=torch.inf), 0.0)
-            reach = value.abs() + bar
+            reach = size + bar
         entered.left_range |= bool((finite & ~(reach <= limit)).any())
     if bar is not None and bar.shape != value.shape:
         bar = bar.expand(value.shape)
@@ -351,7 +361,7 @@ def rounding(reach: torch.Tensor, fmt: Format) -> torch.Tensor:
 
     Our own float64 evaluation errs alike, by at most 4 units of 2**-53 (library functions), which is added here.
     """
-    return reach * (fmt.u + 4.0 * DOUBLE_U) + reach.sign() * fmt.underflow
+    return torch.add(reach * (fmt.u + 4.0 * DOUBLE_U), reach.sign(), alpha=fmt.underflow)
 
 
 def rounded(
@@ -363,21 +373,22 @@ def rounded(
     round. None: rounds everywhere.
     """
     fmt = fmt or current().model.internal
-    reach = value.abs()
+    size = value.abs()
     if bar is None:
         unrounded = None if exact is None else representable(value, fmt) & exact()
         if unrounded is True or (isinstance(unrounded, torch.Tensor) and bool(unrounded.all())):
-            return finish(value, None)
-        total = rounding(reach, fmt)
-        return finish(value, total if unrounded is None or unrounded is False else total.masked_fill(unrounded, 0.0))
+            return finish(value, None, size=size)
+        total = rounding(size, fmt)
+        kept = unrounded is None or unrounded is False
+        return finish(value, total if kept else total.masked_fill(unrounded, 0.0), size=size)
     if not isinstance(bar, torch.Tensor):
         bar = torch.full_like(value, bar)
-    total = bar + rounding(reach + bar, fmt)
+    total = bar + rounding(size + bar, fmt)
     if exact is not None:
         sure = bar == 0
         if bool(sure.any()):
             total = total.masked_fill(sure & representable(value, fmt) & exact(), 0.0)
-    return finish(value, total)
+    return finish(value, total, size=size)
 
 
 def values(operand: Any) -> Any:
