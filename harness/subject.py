@@ -6,8 +6,9 @@ import hashlib
 import inspect
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -356,7 +357,7 @@ class Subject:
     def _agreed(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The declared conventions that the formula takes as keywords, and the fixed choices that the signature lacks."""
         if self._conventions is None:
-            accepted = inspect.signature(registry.forms(self.kind.name)[0].forward).parameters
+            accepted = _parameters(registry.forms(self.kind.name)[0].forward)
             renamed = getattr(registry.reference(self.kind.name), "CONVENTION_KEYWORDS", {})
             named = {renamed.get(name, name): value for name, value in self.conventions.items() if name not in self.kind.options
                      or name in renamed}
@@ -400,6 +401,11 @@ class Subject:
         measured = Bounded(got.to(torch.float64), want.bar)
         measured.said = f"the gradient of {name}{self._laid()}"
         return measured
+
+
+@lru_cache
+def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
 
 
 def _exactly(value: Any) -> Any:
