@@ -26,7 +26,8 @@ PLACES: Mapping[str, Mapping[str, Place]] = {
     "attention": _DENSE, "blockwise_attention": _DENSE, "sink_attention": _DENSE,
     "paged_attention": {
         "beyond_256_blocks": ("k_cache", 0, 256, None), "beyond_64_tokens": ("lengths", 0, 64, None),
-        "beyond_8_heads": ("q", 1, 8, 1), "beyond_8_sequences": ("q", 0, 8, 0), "beyond_128_channels": ("q", 2, 128, None),
+        "beyond_512_tokens": ("lengths", 0, 512, None), "beyond_8_heads": ("q", 1, 8, 1), "beyond_8_sequences": ("q", 0, 8, 0),
+        "beyond_128_channels": ("q", 2, 128, None),
     },
     "packed_attention": {"beyond_8_sequences": ("cu_seqlens_q", 0, 9, None), "beyond_128_keys": ("k", 0, 128, None)},
     "multi_head_attention": {"beyond_8_heads": ("num_heads", 0, 8, None), "beyond_64_tokens": ("x", 1, 64, 1)},

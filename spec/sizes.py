@@ -26,6 +26,7 @@ from assay.spec import (
     softmax,
 )
 from assay.spec.larger import Larger
+from assay.spec.paged_attention_cases import TOKENS
 
 TILES = (64, 63, 65, 128)
 HEADS, WIDE, LONG = (9, 40), (96, 256), (513,)
@@ -89,8 +90,8 @@ def _others() -> Sequence[Larger]:
                ("beyond_2048_columns",),
                {"B": (1, 2), "C": (2050, 4099, 3000), "axis": ("last", "first"), "masked": ("none", "some")}),
         Larger(paged_attention.spec, "many_tokens_are_right", "Sequences of hundreds of tokens, in more than 256 blocks, give "
-               "attention over exactly their tokens.", "PAG-1", ("beyond_256_blocks", "beyond_64_tokens"),
-               {"B": 1, "H": 1, "D": (2, 4), "Dv": (2, 4), "S": (1, 2, 16), "T": (129, 300, 400), "lengths": ("full", "mixed")},
+               "attention over exactly their tokens.", "PAG-1", ("beyond_256_blocks", "beyond_64_tokens", "beyond_512_tokens"),
+               {"B": 1, "H": 1, "D": (2, 4), "Dv": (2, 4), "S": (1, 2, 16), "T": (129, 300, TOKENS), "lengths": ("full", "mixed")},
                rests_on="output_is_attention_over_the_blocks"),
         Larger(paged_attention.spec, "many_heads_are_right", "With up to 40 heads every one of them is the formula's.", "PAG-1",
                ("beyond_8_heads",), {"B": 1, "H": HEADS, "T": (3, 5), "D": 2, "Dv": 2},
