@@ -25,7 +25,9 @@ def softmax(x: Any, *, dim: int = -1) -> Any:
 @assay.implements("attention", name="mlx-attention", conventions={"empty_row": "mean"}, **OPTIONS)
 @bridged
 def attention(q: Any, k: Any, v: Any, *, mask: Any = None, causal: bool = False, scale: float | None = None) -> Any:
-    """`mx.fast.scaled_dot_product_attention`, the mask as it is: True = may attend."""
+    """`mx.fast.scaled_dot_product_attention`, the mask as it is: True = may attend. The function would add one of integers."""
+    if mask is not None and mask.dtype != late("mlx.core").bool_:
+        raise TypeError(f"mask is {mask.dtype}, which the function adds to the scores; give a boolean one")
     if mask is not None and causal:
         raise NotImplementedError("mask and causal=True: the function takes one of them")
     return attend(q, k, v, "causal" if causal else mask, scale)

