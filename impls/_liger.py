@@ -92,14 +92,22 @@ def _argument(value: Any) -> Any:
 
 @functools.cache
 def _kernels(file: ModuleType) -> Mapping[str, Any]:
-    """The module's kernels, made for the interpreter, with globals of their own: the interpreter adds to those."""
+    """The module's kernels, made for the interpreter."""
     _converted()  # before it is replaced
+    return {name: _Noted(one) for name, one in _copies(file).items()}
+
+
+@functools.cache
+def _copies(file: ModuleType) -> Mapping[str, FunctionType]:
+    """The module's kernels as plain functions with globals of their own: the interpreter adds to those. One that it imports is that
+    of the module where it is written, which alone has the names that it uses."""
     compiled = late("triton.runtime.jit").JITFunction
     own = dict(vars(file))
     functions = {name: one.fn for name, one in vars(file).items() if isinstance(one, compiled)}
-    copies = {name: _copied(one, own) for name, one in functions.items()}
+    copies = {name: _copied(one, own) if one.__module__ == file.__name__ else _copies(late(one.__module__))[one.__name__]
+              for name, one in functions.items()}
     own |= copies | {name: stand_in() for name, stand_in in _LIBDEVICE.items() if name in own}
-    return {name: _Noted(one) for name, one in copies.items()}
+    return copies
 
 
 def _copied(one: FunctionType, own: dict[str, Any]) -> FunctionType:

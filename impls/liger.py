@@ -117,3 +117,13 @@ def cross_entropy(logits: Tensor, targets: Tensor, *, ignore_index: int = -100, 
     rows = logits.clone(memory_format=torch.contiguous_format)
     return apply("cross_entropy", "LigerCrossEntropyFunction", rows, targets, None, ignore_index, 0.0, label_smoothing,
                  reduction)[0]
+
+
+@assay.implements("cross_entropy", name="liger-linear-cross-entropy", conventions={"smoothing": "all", "all_ignored": "zero"},
+                  arithmetic=FAST, lacks={"empty"}, limits={"V": range(1, 70)}, **OPTIONS)
+def linear_cross_entropy(logits: Tensor, targets: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0,
+                         reduction: str = "mean") -> Tensor:
+    """`LigerFusedLinearCrossEntropyFunction`: logits as hidden states, the identity as the weight: exact products."""
+    identity = torch.eye(logits.shape[1], dtype=logits.dtype, device=logits.device)
+    return apply("fused_linear_cross_entropy", "LigerFusedLinearCrossEntropyFunction", logits, identity, targets, None, None,
+                 ignore_index, 0.0, label_smoothing, reduction)[0]

@@ -44,6 +44,8 @@ SMALL: dict[tuple[str, str], tuple[dict[str, Any], tuple[str, str]]] = {
         {"x": drawn(2, 5)}, ("_softmax_single_block_forward_kernel", "_softmax_single_block_backward_kernel")),
     ("cross_entropy", "liger-cross-entropy"): (  # the forward makes the gradient too; the backward scales it
         {"logits": drawn(3, 5), "targets": torch.tensor([1, -100, 4])}, ("liger_cross_entropy_kernel", "element_mul_kernel")),
+    ("cross_entropy", "liger-linear-cross-entropy"): (
+        {"logits": drawn(3, 5), "targets": torch.tensor([1, -100, 4])}, ("liger_cross_entropy_kernel", "element_mul_kernel")),
 }
 FIXED = {"liger-rotary": {"pairing": "half"}, "liger-geglu": {"activation": "gelu_tanh"}}
 
@@ -61,6 +63,18 @@ def test_its_kernels_ran_and_gave_the_formula(kind: str, name: str) -> None:
     (2 * found.sum()).backward()
     assert _liger.LAUNCHED[backward] > before[backward] and torch.isfinite(given[first].grad).all()
     assert torch.equal(given[first].detach(), call[first]), "what was given is changed"
+
+
+@pytest.mark.parametrize("name", ["liger-dpo", "liger-simpo", "liger-cpo"])
+def test_its_preference_losses_are_the_formula(name: str) -> None:
+    call = {"r_chosen": drawn(4), "r_rejected": drawn(4, seed=1)}
+    within(registry.get("preference_loss", name)(**call), formula("preference_loss", call))
+
+
+def test_its_policy_loss_is_the_formula() -> None:
+    tensors = {name: drawn(3, 4, seed=seed) for seed, name in enumerate(("logp", "logp_old", "logp_ref", "advantage"))}
+    call = {**tensors, "clip": 0.2, "kl": 0.5, "mask": drawn(3, 4, seed=4) > 0}
+    within(registry.get("policy_loss", "liger-grpo")(**call), formula("policy_loss", {**call, "kl_estimator": "k3"}))
 
 
 def test_all_that_was_replaced_is_put_back() -> None:
