@@ -6,6 +6,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -48,7 +49,8 @@ class Compiled:
         before, compiled = self.ran, self._compiled(arguments, options)
         try:
             # torch's limit over all sets together is no measure here: each has its own.
-            with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, accumulated_recompile_limit=1 << 20):
+            with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, accumulated_recompile_limit=1 << 20,
+                                            recompile_limit=self.limit):
                 result = compiled(*arguments, **options)
         except torch._dynamo.exc.FailOnRecompileLimitHit as error:
             raise NotExercisedError(f"{self.backend}: torch's recompile limit was hit, {self.limit} graphs for one set of options; "
@@ -70,10 +72,10 @@ class Compiled:
         return self._made[exact if exact in self._made else of_set]  # not by truth: a compiled module would be asked for its length
 
     def _compile(self, *, dynamic: bool) -> Function:
-        apart = {"recompile_limit": self.limit, "isolate_recompiles": True}  # an older torch has neither: all share its own limit
-        known = inspect.signature(torch.compile).parameters
-        made: Function = torch.compile(self.function, backend=self._build, dynamic=dynamic, fullgraph=self.whole,
-                                       **{name: value for name, value in apart.items() if name in known})
+        apart: dict[str, Any] = {"recompile_limit": self.limit, "isolate_recompiles": True}
+        told = apart.keys() <= inspect.signature(torch.compile).parameters.keys()  # an older torch knows neither
+        made: Function = torch.compile(self.function if told else _own_code(self.function), backend=self._build, dynamic=dynamic,
+                                       fullgraph=self.whole, **(apart if told else {}))
         return made
 
     def _build(self, graph: Any, inputs: Any) -> Function:
@@ -87,6 +89,16 @@ class Compiled:
             self.ran += 1
             return built(*arguments)
         return counted
+
+
+def _own_code(function: Function) -> Function:
+    """The function with a code object of its own, by which torch counts graphs."""
+    if not isinstance(function, FunctionType):
+        return function
+    made = FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__,
+                        function.__closure__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
 def _sort(value: Any) -> Any:

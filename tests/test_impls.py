@@ -310,17 +310,20 @@ def test_it_agrees_with_the_reference(made: Declaration) -> None:
     single = made.name in FLOAT32_INSIDE or made.name.startswith(SINGLE) or made.dtypes == ("float32",)
     dtype = torch.float32 if single else torch.float64
     assert made.function is not None
-    options, tried = OPTIONS[made.kind], 0
+    options, tried, refused = OPTIONS[made.kind], 0, ""
     for example in EXAMPLES[made.kind](Draw(dtype)):
         if asks_too_much(made, example):
             continue
         try:
             found = made.function(**{n: example[n] for n in example if n in made.keywords or n not in options})
-        except NotImplementedError:
+        except NotImplementedError as error:
+            refused = str(error)
             continue
         agree(found, expected(made, example))
         tried += 1
-    assert tried >= 1
+    if not tried and "install triton" in refused:  # an interpreter that this NumPy has outgrown
+        pytest.skip(refused)
+    assert tried >= 1, refused
 
 
 @pytest.mark.parametrize("made", [made for made in built_in() if made.kind in RANDOM],

@@ -25,6 +25,10 @@ from assay.run.judging import Bench
 from assay.run.plan import Selection, make_plan
 
 pytest.importorskip("triton", reason="triton is not installed; `make triton` installs it and runs these tests")
+try:
+    registry.get("softmax", "triton-softmax")(torch.zeros(1, 2))
+except NotImplementedError as outgrown:  # the interpreter of triton 3.6 with NumPy 2.4
+    pytest.skip(str(outgrown), allow_module_level=True)
 
 FORMULA = "output_is_the_formula"
 JUDGED = [
