@@ -423,6 +423,12 @@ def powers_of_two(c: Call) -> Result:
     return tiled(c, base_two, end)
 
 
+@planted(benign, "queries and keys each times the root of the scale, as torch's own attention is written out")
+def scaled_on_both_sides(c: Call) -> Result:
+    root = math.sqrt(abs(c.scale))
+    return tiled(replace(c, q=c.q * math.copysign(root, c.scale), k=c.k * root, scale=1.0))
+
+
 @planted(benign, "each tile on its own, partial results merged by their maxima at the end")
 def merged_partials(c: Call) -> Result:
     tiles = torch.arange(c.k.shape[2], device=c.q.device).split(c.block_k) if c.k.shape[2] else ()

@@ -1,6 +1,7 @@
 """Planted faults of paged attention, and unusual ways that are right."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -267,3 +268,9 @@ def block_by_block(c: Call) -> Tensor:
 @planted(benign, "tokens gathered in reverse order")
 def gathered_backward(c: Call) -> Tensor:
     return attended(c, lambda c, b, t: place(c, b, t.flip(0)))
+
+
+@planted(benign, "queries and keys each times the root of the scale, as torch's own attention is written out")
+def scaled_on_both_sides(c: Call) -> Tensor:
+    root = math.sqrt(abs(c.scale))
+    return attended(replace(c, q=c.q * math.copysign(root, c.scale), k=c.k * root, scale=1.0))

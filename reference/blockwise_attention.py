@@ -129,14 +129,15 @@ def _check(q: Tensor, k: Tensor, v: Tensor, block_q: int, block_k: int, alignmen
         raise ValueError(f"empty_row={empty_row!r} must be zeros, mean, nan_row or refused, got {empty_row!r}; choose one")
 
 
-def _scaled_queries(
+def _scaled_on_both_sides(
     q: Tensor, k: Tensor, v: Tensor, *, block_q: int, block_k: int, causal: bool = False, mask: Tensor | None = None,
     scale: float | None = None, causal_alignment: str = "bottom_right", empty_row: str = "zeros",
 ) -> tuple[Tensor, Tensor]:
-    """The scale multiplies the queries before the products."""
+    """Queries and keys are each multiplied by the root of the scale before the products."""
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    return blockwise_attention(q * factor, k, v, block_q=block_q, block_k=block_k, causal=causal, mask=mask, scale=1.0,
-                               causal_alignment=causal_alignment, empty_row=empty_row)
+    root = math.sqrt(abs(factor))
+    return blockwise_attention(q * math.copysign(root, factor), k * root, v, block_q=block_q, block_k=block_k, causal=causal,
+                               mask=mask, scale=1.0, causal_alignment=causal_alignment, empty_row=empty_row)
 
 
 def _base_two(
@@ -204,7 +205,7 @@ def _grouped(gradient: Tensor, shared: Tensor) -> Tensor:
 
 FORMS: tuple[Form, ...] = (
     Form("tile by tile", blockwise_attention, additions=2),
-    Form("queries scaled first", _scaled_queries, additions=2),
+    Form("scaled on both sides", _scaled_on_both_sides, additions=2),
     Form("powers of two", _base_two, additions=7, usual=True, applies=lambda arguments: arguments["k"].shape[2] > 0),
     Form("one tile, gradients recomputed from lse", _all_keys_at_once, backward=_backward, additions=2),
 )

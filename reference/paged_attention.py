@@ -1,14 +1,16 @@
 """Paged attention: one query a sequence against a key/value cache that lies in blocks."""
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from assay.numbers.forms import Form
-from assay.reference.attention import ONLINE_ADDITIONS
+from assay.reference import attention as _attention
 from assay.reference.router import softmax
+
+Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # query (H, 1, D), keys and values (H, T, width), scale -> (H, 1, Dv)
 
 
 def paged_attention(
@@ -40,13 +42,17 @@ def paged_attention(
     >>> paged_attention(torch.zeros(1, 1, 1), cache, cache, table, lengths).item()
     2.0
     """
-    return _attended(q, k_cache, v_cache, block_table, lengths, scale, empty_row, scale_queries=False)
+    return _sequence_by_sequence(_attend, q, k_cache, v_cache, block_table, lengths, scale, empty_row)
 
 
-def _attended(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, lengths: Tensor, scale: float | None,
-              empty_row: str, *, scale_queries: bool) -> Tensor:
+def _attend(query: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    return softmax((query @ k.transpose(-1, -2)) * scale) @ v
+
+
+def _sequence_by_sequence(attend: Attend, q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, lengths: Tensor,
+                          scale: float | None, empty_row: str) -> Tensor:
     _check(q, k_cache, block_table, lengths, empty_row)
-    factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    factor = _attention.scale_of(q, scale)
     rows = []
     for b in range(q.shape[0]):
         length = int(lengths[b])
@@ -55,21 +61,19 @@ def _attended(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, 
                 q.shape[1], v_cache.shape[-1]))
             continue
         k, v = (_read(cache, block_table[b], length, q.shape[1]) for cache in (k_cache, v_cache))
-        query = q[b].unsqueeze(1)  # (H, 1, D)
-        scores = (query * factor) @ k if scale_queries else (query @ k) * factor
-        rows.append((softmax(scores) @ v.transpose(-1, -2)).squeeze(1))
+        rows.append(attend(q[b].unsqueeze(1), k, v, factor).squeeze(1))
     return torch.stack(rows) if rows else torch.zeros(0, q.shape[1], v_cache.shape[-1], dtype=q.dtype, device=q.device)
 
 
 def _read(cache: Tensor, table: Tensor, length: int, heads: int) -> Tensor:
-    """The first `length` tokens of a sequence, a head for each query head: (H, width, length)."""
+    """The first `length` tokens of a sequence, a head for each query head: (H, length, width)."""
     t = torch.arange(length, device=cache.device)
     size = cache.shape[1]
     block = table.long()[t // size]
     if int(block.min()) < 0 or int(block.max()) >= cache.shape[0]:
         raise ValueError(f"block_table={block.tolist()} must lie in 0 … {cache.shape[0] - 1}, got {block.tolist()}; "
                          "correct the table")
-    tokens = cache[block, t % size].permute(1, 2, 0)  # (G, width, length)
+    tokens = cache[block, t % size].transpose(0, 1)  # (G, length, width)
     return tokens.repeat_interleave(heads // cache.shape[2], dim=0)
 
 
@@ -86,15 +90,21 @@ def _check(q: Tensor, k_cache: Tensor, block_table: Tensor, lengths: Tensor, emp
         raise ValueError("lengths=0 must be at least 1, got 0 (empty_row is refused); leave the sequence out")
 
 
-def _scaled_queries(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, lengths: Tensor, *, scale: float | None = None,
-    empty_row: str = "zeros",
-) -> Tensor:
-    """The scale multiplies the query before the products."""
-    return _attended(q, k_cache, v_cache, block_table, lengths, scale, empty_row, scale_queries=True)
+def _by(inner: Form) -> Form:
+    """A form of attention, over the tokens of each sequence."""
+    def attend(query: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        out: Tensor = inner.forward(query.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), scale=scale)
+        return out.squeeze(0)
+
+    def forward(
+        q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, lengths: Tensor, *, scale: float | None = None,
+        empty_row: str = "zeros",
+    ) -> Tensor:
+        return _sequence_by_sequence(attend, q, k_cache, v_cache, block_table, lengths, scale, empty_row)
+
+    return Form(f"each sequence: {inner.name}", forward, additions=inner.additions, usual=inner.usual)
 
 
 FORMS: tuple[Form, ...] = (
-    Form("scores scaled", paged_attention, additions=2),
-    Form("query scaled first, summed online", _scaled_queries, additions=ONLINE_ADDITIONS, usual=True),
+    Form("scores scaled", paged_attention, additions=2), *(_by(form) for form in _attention.FORMS[1:]),
 )
