@@ -18,7 +18,8 @@ class Property:
     """One statement that is run. `sentence` is what the report shows, `details` why it holds.
 
     kills: ids of planted faults that must make it fail. rests_on: ids of properties whose failure explains its own.
-    needs: features and keywords that the implementation must claim. given: flags and dims fixed in its configurations.
+    needs: features and keywords that the implementation must claim; `keyword=value` where its limits must admit that value.
+    given: flags and dims fixed in its configurations.
     conventions: only for implementations with these values. dtypes: only these (None: those declared).
     statistical: share of false alarms of one decision (None: it does not draw).
     examples: how many to draw instead of the profile's number.

@@ -139,7 +139,7 @@ def ignored_rows_get_no_gradient(loss: Subject, example: Example) -> None:
 
 
 @spec.holds("CE-3", kills=("mean_over_all_rows", "sum_for_mean", "mean_for_sum"), rests_on=(conduct["form"],),
-            needs=("reduction",), given={**WORDS, "reduction": "mean"})
+            needs=("reduction", "reduction=sum"), given={**WORDS, "reduction": "mean"})
 def mean_is_sum_over_counted_rows(loss: Subject, example: Example) -> None:
     """The mean times the number of counted rows is the sum."""
     total = loss(**example.but(reduction="sum"))
@@ -249,7 +249,7 @@ def rows_do_not_touch_each_other(loss: Subject, example: Example) -> None:
     """Replacing the other rows by others, far larger ones too, leaves a row's loss equal bit for bit."""
     other = example.logits.clone()
     other[1:] = (example.values("other rows", *other[1:].shape, family="normal").double() * 64 + 4096).to(example.dtype)
-    before, after = loss.values(**example), loss.values(**example.but(logits=other))
+    before, after = (loss.values(**one).reshape(-1) for one in (example, example.but(logits=other)))
     assert identical(before[0], after[0], witness=(before[1:], after[1:]))
 
 

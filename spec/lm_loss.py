@@ -156,7 +156,7 @@ def next_token_known_costs_nothing(loss: Subject, example: Example) -> None:
 
 
 @spec.holds("CE-4", kills=("mean_of_row_means", "sum_for_mean", "mean_over_all_positions", "mean_over_t"),
-            rests_on=(conduct["form"],), needs=("reduction",), given={**PLAIN, "reduction": "mean"})
+            rests_on=(conduct["form"],), needs=("reduction", "reduction=sum"), given={**PLAIN, "reduction": "mean"})
 def mean_is_sum_over_counted_tokens(loss: Subject, example: Example) -> None:
     """The mean times the number of counted tokens, T−1 a row without a mask, is the sum: every token weighs the same."""
     assert loss(**example) * float(example.counted.sum()) == loss(**example.but(reduction="sum"))

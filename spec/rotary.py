@@ -163,7 +163,7 @@ def linear_in_x(rotary: Subject, example: Example) -> None:
     assert both == 2 * rotary(**example.but(x=x)) + rotary(**example.but(x=u))
 
 
-@spec.holds("ROPE-6", kills=("other_pairing", "pairing_ignored"), rests_on=(conduct["form"],), needs=("pairing",),
+@spec.holds("ROPE-6", kills=("other_pairing", "pairing_ignored"), rests_on=(conduct["form"],), needs=("pairing", "pairing=half"),
             given={**SOME, "D": at_least(4), "pairing": "interleaved"})
 def pairings_are_one_map_up_to_order(rotary: Subject, example: Example) -> None:
     """Interleaved pairs and halves are the same map with the channels in another fixed order."""

@@ -51,6 +51,11 @@ def admits(limit: Limit, value: Any) -> bool:
     return (tuple(value) if isinstance(value, list) else value) in limit
 
 
+def lists_words(limit: Limit | None) -> bool:
+    """Whether words are among its values: where none is, words are a case's own (`padding` of a mask)."""
+    return limit is not None and any(isinstance(value, str) for value in limit)
+
+
 def single(limit: Limit | None) -> Any:
     """The one value of a limit that has no other; None else."""
     return next(iter(limit)) if limit is not None and len(limit) == 1 else None

@@ -12,6 +12,7 @@ from importlib import resources
 from typing import Any
 
 from assay.cases import Cases
+from assay.contract import limits
 from assay.contract.declaration import Declaration
 from assay.contract.kinds import KINDS
 from assay.errors import UsageError
@@ -95,8 +96,11 @@ def _alike(cases: Sequence[CaseSpec]) -> list[CaseSpec]:
 def why_not(prop: Property, declaration: Declaration) -> str:
     """Why a property is not held against an implementation; empty when it is."""
     for need in prop.needs:
-        if not declaration.claims(need):
-            return f"does not claim {need}"
+        needed, _, value = need.partition("=")
+        if not declaration.claims(needed):
+            return f"does not claim {needed}"
+        if value and not declaration.allows(needed, value):
+            return f"declares limits that exclude {need}"
     if prop.gradient and not declaration.claims("gradients"):
         return "does not claim gradients"
     if not prop.holds_for(declaration.conventions):
@@ -106,7 +110,8 @@ def why_not(prop: Property, declaration: Declaration) -> str:
         values = rule if isinstance(rule, tuple) else (rule,)
         if name in declaration.fixed and not callable(rule) and declaration.fixed[name] not in values:
             return f"has {name}={declaration.fixed[name]} alone"
-        outside = not any(isinstance(value, str) or declaration.allows(name, value) for value in values)
+        own = not limits.lists_words(declaration.limits.get(name))  # then a word is no value of the argument, nothing to limit
+        outside = not any((own and isinstance(value, str)) or declaration.allows(name, value) for value in values)
         if name in declaration.limits and not callable(rule) and outside:
             return f"declares limits that exclude {name}={'/'.join(str(value) for value in values)}"
     if isinstance(prop.cases, Cases) and not prop.cases.possible(declaration, prop.given):

@@ -86,3 +86,39 @@ def test_no_entry_of_a_batch_is_one_single_number_for_a_layer_norm() -> None:
     one, two = (Configuration("layer_norm", {"B": 2, "C": width, "T": 2}, flags) for width in (1, 2))
     assert not prop.cases.admits(one, made, prop.given)
     assert prop.cases.admits(two, made, prop.given)
+
+
+def smoothed_mean(logits: Tensor, targets: Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0,
+                  reduction: str = "mean") -> Tensor:
+    """It takes `reduction` for the sake of its callers; the mean is all that it gives."""
+    log_p = logits.float().log_softmax(-1)
+    counted = targets != ignore_index
+    nll = -log_p.gather(-1, targets.where(counted, torch.zeros_like(targets))[:, None])[:, 0]
+    each = label_smoothing * -log_p.mean(-1)
+    return (((1 - label_smoothing) * nll + each) * counted).sum() / counted.sum()
+
+
+def test_a_loss_limited_to_the_mean_is_asked_for_nothing_else() -> None:
+    """The library's own smoother has this form: what asks for sums or rows was held against it all the same."""
+    asked = ("mean_is_sum_over_counted_rows", "sum_adds_up_over_pieces_of_a_batch", "permuting_rows_permutes_losses",
+             "rows_do_not_touch_each_other", "output_is_the_formula")
+    found = statuses("cross_entropy", smoothed_mean, *asked, conventions={"smoothing": "all"}, limits={"reduction": {"mean"}})
+    assert found == {"output_is_the_formula": "pass"}
+
+
+def test_one_number_where_rows_are_asked_for_is_a_failure_of_the_loss() -> None:
+    """It was said to be a fault of the harness, which has not one number more than the implementation gave."""
+    found = statuses("cross_entropy", smoothed_mean, "rows_do_not_touch_each_other", conventions={"smoothing": "all"})
+    assert found == {"rows_do_not_touch_each_other": "fail"}
+
+
+def halves(x: Tensor, positions: Tensor, *, base: float = 10000.0, pairing: str = "half") -> Tensor:
+    """It takes `pairing`, and turns halves alone."""
+    assert pairing == "half"
+    return registry.reference("rotary").rotary(x, positions, base=base, pairing="half")
+
+
+@pytest.mark.parametrize("declared", [{"conventions": {"pairing": "half"}}, {"limits": {"pairing": {"half"}}}])
+def test_a_rotation_of_halves_is_not_asked_for_pairs(declared: dict[str, Any]) -> None:
+    found = statuses("rotary", halves, "pairings_are_one_map_up_to_order", "output_is_the_formula", **declared)
+    assert found == {"output_is_the_formula": "pass"}
