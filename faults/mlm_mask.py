@@ -148,6 +148,12 @@ def labels_inverted(c: Call) -> Masked:
     return ids, torch.where(chosen, IGNORED, c.ids)
 
 
+@planted(fault, "labels stand wherever the mask's id stands, also where it stood before")
+def labels_wherever_the_mask_stands(c: Call) -> Masked:
+    ids, labels = hidden(c, c.choice())
+    return ids, torch.where(ids == c.mask_id, c.ids, labels)
+
+
 @planted(fault, "chosen tokens stay as they are")
 def ids_unchanged(c: Call) -> Masked:
     return c.ids.clone(), hidden(c, c.choice())[1]

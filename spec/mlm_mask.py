@@ -168,6 +168,21 @@ def special_tokens_are_never_chosen(mlm_mask: Subject, example: Example) -> None
 
 @spec.holds(
     "MLM-1",
+    "MLM-2",
+    kills=("labels_wherever_the_mask_stands",),
+    rests_on=(special_tokens_are_never_chosen,),
+    given={"T": (16, 17, 33)},
+)
+def masks_that_stood_there_have_no_label(mlm_mask: Subject, example: Example) -> None:
+    """Special tokens that hold the mask's id already, in a text hidden before, get no label: what is chosen is not told by ids."""
+    hidden_before = example.but(ids=torch.where(example.special, example.mask_id, example.ids))
+    found = masked(mlm_mask, hidden_before)
+    _special_kept(found, hidden_before)
+    _labels_fit(found, hidden_before)
+
+
+@spec.holds(
+    "MLM-1",
     kills=("rate_fixed", "rate_too_low", "everything_chosen", "nothing_chosen", "at_least_one_a_row", "at_most_twenty_a_row"),
     conventions=ONE_BY_ONE,
     rests_on=(conduct["form"],),
