@@ -250,6 +250,11 @@ class Cases:
             return tuple(one for one in rule if (one in choices if settled else claims.allows(name, one))) or rule
         return choices if isinstance(rule, str) and rule in LETTERS else (rule,)
 
+    def reaches(self, name: str, values: tuple[Any, ...], claims: Declaration) -> bool:
+        """Whether the implementation can be asked for one of these values: what its signature lacks stands at one value."""
+        lacking = name in self.flags and name in KINDS[self.kind].options and name not in claims.keywords
+        return not lacking or any(value in self._choices(name, self.flags[name], claims) for value in values)
+
     def _sizes(self, letter: str, sizes: tuple[int, ...], claims: Declaration) -> tuple[int, ...]:
         within = tuple(size for size in sizes if claims.allows(letter, size))
         if within:

@@ -144,8 +144,8 @@ def dropout_is_off_in_evaluation(block: Subject, example: Example) -> None:
     assert identical(block.values(**example.but(dropout=0.5)), calm, witness=(calm, trained))
 
 
-@spec.holds("BLK-2", kills=("dropout_on_stream", "dropout_ignored"), needs=("dropout", "training"), rests_on=(conduct["form"],),
-            given=DROPOUT, statistical=2 * ALPHA)
+@spec.holds("BLK-2", kills=("dropout_on_stream", "dropout_ignored"), needs=("dropout", "training", "seed"),
+            rests_on=(conduct["form"],), given=DROPOUT, statistical=2 * ALPHA)
 def dropped_elements_keep_the_stream(block: Subject, example: Example) -> None:
     """Dropout comes before the add: where an element of a branch is dropped the output is the input, bit for bit."""
     for silent in (SILENT_ATTENTION, SILENT_FEED):
@@ -164,7 +164,7 @@ def too_few(hits: int, trials: int) -> float:
     return math.exp(-2 * short * short / trials) if trials and short > 0 else 1.0
 
 
-@spec.holds("BLK-2", kills=("dropout_unscaled",), needs=("dropout", "training"), rests_on=(conduct["form"],), given=DROPOUT,
+@spec.holds("BLK-2", kills=("dropout_unscaled",), needs=("dropout", "training", "seed"), rests_on=(conduct["form"],), given=DROPOUT,
             examples=3, statistical=ALPHA)
 def kept_elements_are_scaled(block: Subject, example: Example) -> None:
     """Over many seeds a branch with dropout has the mean of the branch without: what is kept is divided by 1 − p.

@@ -32,7 +32,7 @@ class LatentAttentionCases(Cases):
     def adapt(self, configuration: Configuration, claims: Declaration) -> Configuration | None:
         dims, flags = dict(configuration.dims), dict(configuration.flags)
         if "eps" not in claims.keywords:
-            flags["eps"] = claims.conventions["eps"]
+            flags["eps"] = claims.conventions.get("eps", 1e-6)  # what the call has by default
         if not (claims.claims("w_q_a") and claims.claims("w_q_norm")):
             flags["queries"] = "plain"
         if not claims.claims("positions"):

@@ -51,7 +51,7 @@ class QkNormCases(Cases):
             dims["Dv"] = dims["Dv"] if claims.claims("value_width") else dims["D"]
         if not claims.claims("empty_rows"):
             dims["Tk"] = max(1, dims["Tk"])
-            dims["Tq"] = min(dims["Tq"], dims["Tk"])
+            dims["Tq"] = dims["Tk"] if square else min(dims["Tq"], dims["Tk"])
         return replace(configuration, dims=dims, flags=flags)
 
     def build(self, configuration: Configuration, dtype: torch.dtype) -> Example:

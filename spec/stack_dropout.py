@@ -57,14 +57,15 @@ def _add(spec: Specification, check: Any, kills: tuple[str, ...], **options: Any
 
     prop.__name__, prop.__doc__, prop.__module__ = check.__name__, check.__doc__, __name__
     given = {name: choice for name, choice in GIVEN.items() if name in {*spec.cases.dims, *spec.cases.flags, "family"}}
-    spec.holds("BLK-2", kills=kills, needs=("dropout", "training"), rests_on=(f"{spec.kind}/output_is_the_formula",),
-               examples=EXAMPLES, given={**given, **options.pop("given", {})}, **options)(prop)
+    spec.holds("BLK-2", kills=kills, needs=("dropout", "training", *options.pop("needs", ())),
+               rests_on=(f"{spec.kind}/output_is_the_formula",), examples=EXAMPLES,
+               given={**given, **options.pop("given", {})}, **options)(prop)
 
 
 BITS: Mapping[str, Any] = {"repeatability": "bitwise"}
 for _spec in (encoder.spec, decoder.spec, encoder_decoder.spec):
     _add(_spec, dropout_is_off_in_evaluation, ("dropout_in_evaluation", "dropout_ignored"), conventions=BITS)
 _add(encoder.spec, dropped_elements_keep_the_stream, ("dropout_in_first_layer_only", "dropout_ignored"),
-     statistical=6 * ALPHA, given={"mask": "none", "L": (2, 3)})
+     needs=("seed",), statistical=6 * ALPHA, given={"mask": "none", "L": (2, 3)})
 _add(decoder.spec, dropped_elements_keep_the_stream, ("cross_attention_without_dropout", "dropout_ignored"),
-     statistical=6 * ALPHA, given={"mask": "none", "memory_mask": "none", "L": (2, 1)})
+     needs=("seed",), statistical=6 * ALPHA, given={"mask": "none", "memory_mask": "none", "L": (2, 1)})

@@ -71,7 +71,9 @@ class Declaration:
             return False
         if feature not in kind.features and feature not in kind.options:
             return False
-        carriers = [n for n in _NEEDS_KEYWORD.get(feature, (feature,)) if n in kind.options]
+        # Who takes `key_mask` alone has masks, yet none that the kind calls `mask`.
+        named = (feature,) if feature in kind.options else _NEEDS_KEYWORD.get(feature, ())
+        carriers = [name for name in named if name in kind.options]
         return not carriers or not self.keywords.isdisjoint(carriers)
 
     def allows(self, name: str, value: Any) -> bool:

@@ -15,7 +15,7 @@ import torch
 
 from assay.cases import Configuration, Example
 from assay.contract.declaration import Declaration
-from assay.errors import ExampleOverError, HostError, NotExercisedError, NotSupportedError, PathNotTakenError
+from assay.errors import ExampleOverError, HostError, NotClaimedError, NotExercisedError, NotSupportedError, PathNotTakenError
 from assay.hosting import Answer, Call, Host, Meanwhile, nothing
 from assay.ledger import Decision, Ledger, open_ledger
 from assay.properties import Property
@@ -245,7 +245,7 @@ class Trial:
         with open_ledger() as ledger:
             try:
                 self.prop.function(subject, example)
-            except NotSupportedError as missing:
+            except (NotSupportedError, NotClaimedError) as missing:
                 return Tried(configuration, "not_supported", ledger, reason=str(missing)[:200] or "no message")
             except NotExercisedError as unseen:
                 return Tried(configuration, "undecided", ledger, reason=str(unseen), unseen=True,

@@ -114,6 +114,8 @@ def why_not(prop: Property, declaration: Declaration) -> str:
         outside = not any((own and isinstance(value, str)) or declaration.allows(name, value) for value in values)
         if name in declaration.limits and not callable(rule) and outside:
             return f"declares limits that exclude {name}={'/'.join(str(value) for value in values)}"
+        if isinstance(prop.cases, Cases) and not callable(rule) and not prop.cases.reaches(name, values, declaration):
+            return f"its signature lacks {name}, which would be {'/'.join(str(value) for value in values)}"
     if isinstance(prop.cases, Cases) and not prop.cases.possible(declaration, prop.given):
         return "no example of it was found within the claims and limits"
     return ""
