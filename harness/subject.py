@@ -372,7 +372,16 @@ class Subject:
             raise ExampleOverError("wrong number of results")
         return answer.outputs
 
-    def _measured(self, name: str, got: Any, want: torch.Tensor) -> torch.Tensor:
+    def hold_form(self, call: Call, answer: Answer) -> None:
+        """Record a failure, and end the example, where results are not as many, or not of the shapes, that the formula has."""
+        if self.kind.factory or answer.refusal is not None:
+            return
+        expected = self._plain(call.arguments)
+        for name, got, want in zip(self.kind.outputs, self._outputs(answer, expected), expected, strict=True):
+            if isinstance(want, torch.Tensor):
+                self._shaped(name, got, want)
+
+    def _shaped(self, name: str, got: Any, want: torch.Tensor) -> torch.Tensor:
         if not isinstance(got, torch.Tensor):
             ledger.fact(False, f"{name} is {type(got).__name__}, not a tensor", check=f"{name} is a tensor")
             raise ExampleOverError("no tensor")
@@ -380,6 +389,10 @@ class Subject:
             ledger.fact(False, f"{name} has shape {tuple(got.shape)}, expected {tuple(want.shape)}", check=f"shape of {name}",
                         got=str(tuple(got.shape)), expected=str(tuple(want.shape)))
             raise ExampleOverError("wrong shape")
+        return got
+
+    def _measured(self, name: str, got: Any, want: torch.Tensor) -> torch.Tensor:
+        got = self._shaped(name, got, want)
         if not isinstance(want, Bounded):
             return got
         measured, laid = Bounded(got.to(torch.float64), want.bar), self._laid()

@@ -210,6 +210,9 @@ def k_below_one_never_empties_a_row(subject: Subject, example: Example) -> None:
         if answer.refusal is not None:
             fact(bool(answer.refusal.message or answer.refusal.not_implemented), "refused without a message", check=f"k = {k}")
             continue
+        shape = tuple(answer.outputs[0].shape)
+        if not fact(shape == tuple(example.logits.shape), f"k = {k} gives shape {shape}", check=f"shape at k = {k}", decided=False):
+            continue
         best = answer.outputs[0].double().gather(-1, example.logits.double().argmax(-1, keepdim=True))
         kept = bool(best.isfinite().all())
         fact(kept, f"k = {k} drops the most probable token", check=f"k = {k} keeps a token", decided=best.numel() > 0)

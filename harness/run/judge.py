@@ -239,7 +239,7 @@ class Trial:
         tried.exchanges, tried.unanswered = tuple(recorded.exchanges), recorded.unanswered
         return tried
 
-    def _run_once(self, configuration: Configuration, example: Example, host: Host) -> Tried:
+    def _run_once(self, configuration: Configuration, example: Example, host: Recorded) -> Tried:
         subject = Subject(self.declaration, host, self.dtype, example, device=self.case.device,
                           evaluations=self.judge.evaluations)
         with open_ledger() as ledger:
@@ -254,6 +254,10 @@ class Trial:
                 return Tried(configuration, "wrong", ledger, ended=ended, arguments=example.arguments)
             except (AssertionError, ExampleOverError):
                 pass  # the decision that ended the property is in the ledger
+            except (IndexError, RuntimeError, TypeError, ValueError):
+                _blame_form(subject, host)
+                if ledger.first_wrong() is None:
+                    raise
             outcome = ledger.outcome()
         reason = ledger.out_of_range or next((d.reason for d in ledger.decisions if d.reason), "")
         return Tried(configuration, outcome, ledger, reason=reason, arguments=example.arguments)
@@ -340,6 +344,13 @@ class Trial:
                 if budget <= 0:
                     break
         return current
+
+
+def _blame_form(subject: Subject, host: Recorded) -> None:
+    """Properties reckon with results of the right form; where one stumbled over another, that is the fault, and is recorded."""
+    for call, answer in host.exchanges:
+        with contextlib.suppress(ExampleOverError, ValueError):  # the formula refuses calls that a property wants refused
+            subject.hold_form(call, answer)
 
 
 def _same_sort(one: Tried, other: Tried) -> bool:
