@@ -13,15 +13,16 @@ import struct
 import sys
 from collections.abc import Sequence
 
-# The audit number of the architecture, the number of `seccomp`, and those of kill, tkill, tgkill, rt_sigqueueinfo,
-# rt_tgsigqueueinfo, pidfd_open, process_vm_readv and process_vm_writev: all take the process as their first argument.
+# The audit number of the architecture, the number of `seccomp`, that of ptrace, which takes the process as its second argument, and
+# those of kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_open, process_vm_readv, process_vm_writev and prlimit64,
+# which take it as their first.
 _MACHINES = {
-    "x86_64": (0xC000003E, 317, (62, 200, 234, 129, 297, 434, 310, 311)),
-    "aarch64": (0xC00000B7, 277, (129, 130, 131, 138, 240, 434, 270, 271)),
+    "x86_64": (0xC000003E, 317, 101, (62, 200, 234, 129, 297, 434, 310, 311, 302)),
+    "aarch64": (0xC00000B7, 277, 117, (129, 130, 131, 138, 240, 434, 270, 271, 261)),
 }
-_LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
+_LOAD, _JUMP_IF_EQUAL, _JUMP, _RETURN = 0x20, 0x15, 0x05, 0x06
 _ALLOW, _NOT_PERMITTED = 0x7FFF0000, 0x00050001
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets of what the filter reads
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24  # offsets of what the filter reads
 _NO_NEW_PRIVILEGES, _SET_FILTER, _WITHOUT_MITIGATION = 38, 1, 4
 
 
@@ -34,8 +35,8 @@ def fence(processes: Sequence[int]) -> bool:
     known = _known()
     if known is None:
         return False
-    architecture, seccomp, calls = known
-    return _install(seccomp, _filter(architecture, calls, [-1, *processes, *(-one for one in processes)]))
+    architecture, seccomp, trace, calls = known
+    return _install(seccomp, _filter(architecture, trace, calls, [-1, *processes, *(-one for one in processes)]))
 
 
 def state() -> str:
@@ -47,7 +48,7 @@ def state() -> str:
     return "not fenced: the system takes no filter of calls; an implementation that kills other processes may end the run"
 
 
-def _known() -> tuple[int, int, tuple[int, ...]] | None:
+def _known() -> tuple[int, int, int, tuple[int, ...]] | None:
     return _MACHINES.get(platform.machine()) if sys.platform == "linux" and sys.maxsize > 2**32 else None
 
 
@@ -61,11 +62,12 @@ def _install(seccomp: int, instructions: bytes) -> bool:
                for flags in (_WITHOUT_MITIGATION, 0))
 
 
-def _filter(architecture: int, calls: Sequence[int], forbidden: Sequence[int]) -> bytes:
+def _filter(architecture: int, trace: int, calls: Sequence[int], forbidden: Sequence[int]) -> bytes:
     """The instructions: another architecture, another call or another process is allowed."""
     steps = [_step(_LOAD, _ARCHITECTURE), _step(_JUMP_IF_EQUAL, architecture, 1, 0), _step(_RETURN, _ALLOW), _step(_LOAD, _NUMBER)]
+    steps += [_step(_JUMP_IF_EQUAL, trace, len(calls) + 3, 0)]  # to where the second argument is read
     steps += [_step(_JUMP_IF_EQUAL, call, len(calls) - place, 0) for place, call in enumerate(calls)]
-    steps += [_step(_RETURN, _ALLOW), _step(_LOAD, _FIRST_ARGUMENT)]
+    steps += [_step(_RETURN, _ALLOW), _step(_LOAD, _FIRST_ARGUMENT), _step(_JUMP, 1), _step(_LOAD, _SECOND_ARGUMENT)]
     steps += [_step(_JUMP_IF_EQUAL, one, len(forbidden) - place, 0) for place, one in enumerate(forbidden)]
     return b"".join([*steps, _step(_RETURN, _ALLOW), _step(_RETURN, _NOT_PERMITTED)])
 

@@ -134,15 +134,18 @@ def open_judge(zygote: str, setup: Mapping[str, Any]) -> Channel:
 class RemoteHost:
     """Runs the implementations of one target in a process of their own; starts when needed, and again after a death.
 
-    timeout: seconds for one call, or for the import. memory: bytes that it may have (None: 75 % of what there is).
+    timeout: seconds for one call, or for the import. memory: bytes that it may have (None: 75 % of what there is). loaded: it was
+    loaded before, when the run was planned; what keeps it from that now is its own doing, and no wrong usage.
     """
 
     def __init__(self, zygote: str, target: str, kind: str | None = None, *, timeout: float = 60.0,
-                 memory: int | None = None) -> None:
+                 memory: int | None = None, loaded: bool = False) -> None:
         self._zygote, self._target, self._kind = zygote, target, kind
-        self._timeout, self._memory = timeout, memory
+        self._timeout, self._memory, self._loaded = timeout, memory, loaded
+        self._spoilt_by: str | None = None  # the implementation that changed global state in the process that now runs
         self._channel: Channel | None = None
         self._declared: list[Mapping[str, Any]] = []
+        self._names: set[tuple[str, str]] = set()  # kind and name of each
         self.started = 0  # how often a process was started
 
     @property
@@ -156,10 +159,16 @@ class RemoteHost:
         return self._declared
 
     def call(self, call: Call, meanwhile: Meanwhile = nothing) -> Answer:
-        """Run one call there."""
+        """Run one call there; in a new process where another implementation has changed global state, as a thread that it started
+        may go on doing."""
+        if self._spoilt_by not in (None, call.implementation):
+            self.close()
         channel = self._running()
+        if (call.kind, call.implementation) not in self._names:
+            self._raise(HostCrashedError, f"loaded again, it declares no {call.kind} {call.implementation!r} any more", self._end())
         answer = self._exchange(channel, call, f"inside the call of {call.implementation}", meanwhile)
         if isinstance(answer, Answer) and _is_well_formed(answer):
+            self._spoilt_by = call.implementation if answer.state else self._spoilt_by
             return answer
         if isinstance(answer, dict) and "error" in answer:
             kind = NotClaimedError if answer["error"] == "NotClaimedError" else HarnessError
@@ -179,13 +188,16 @@ class RemoteHost:
             return self._channel
         request = {"role": "host", "target": self._target, "kind": self._kind, "memory": self._memory}
         self._channel = channel = Channel(self._zygote, request)
-        self.started += 1
+        self.started, self._spoilt_by = self.started + 1, None
         told = self._exchange(channel, None, f"while {self._target} was imported")
         if isinstance(told, dict) and isinstance(told.get("ready"), list):
-            self._declared = told["ready"]
+            self._declared, self._loaded = told["ready"], True
+            self._names = {(one["kind"], one["name"]) for one in self._declared}
             return channel
         self.close()
         if isinstance(told, dict) and "usage" in told:
+            if self._loaded:
+                self._raise(HostCrashedError, f"it was loaded before, and cannot be now: {clean(str(told['usage']))}", "")
             raise UsageError(clean(str(told["usage"])))
         raise HarnessError(clean(f"a host did not start: {told}"))
 

@@ -37,7 +37,7 @@ class Bench:
                 raise HarnessError("an isolated target needs a zygote")
             declared = [Declaration.from_json(one) for one in target["declarations"]]
             host: Host = RemoteHost(zygote, target["target"], target["kind"], timeout=self.settings.timeout,
-                                    memory=target.get("memory"))
+                                    memory=target.get("memory"), loaded=True)
         else:
             declared = target["declared"] if "declared" in target else local_declarations(target)
             host = LocalHost(declared)

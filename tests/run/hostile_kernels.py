@@ -1,5 +1,7 @@
 """Implementations that misbehave, one each: loaded by hosts, never imported by a test."""
+import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -100,6 +102,20 @@ def leaves_thread(x, *, dim=-1):
     return torch.softmax(x, dim)
 
 
+def _stir():
+    while True:
+        torch.rand(1)
+        time.sleep(0.001)
+
+
+@_declare
+def stirs_in_a_thread(x, *, dim=-1):
+    if threading.active_count() == 1:
+        threading.Thread(target=_stir, daemon=True).start()
+    time.sleep(0.05)
+    return torch.softmax(x, dim)
+
+
 @_declare
 def disables_grad(x, *, dim=-1):
     y = torch.softmax(x, dim)
@@ -180,6 +196,18 @@ def kills_its_parent(x, *, dim=-1):
 @_declare
 def stops_its_parent(x, *, dim=-1):
     os.kill(os.getppid(), signal.SIGSTOP)
+
+
+@_declare
+def traces_its_parent(x, *, dim=-1):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.ptrace(16, os.getppid(), 0, 0) != 0:  # PTRACE_ATTACH, which stops it
+        raise PermissionError(ctypes.get_errno(), "ptrace")
+
+
+@_declare
+def limits_its_parent(x, *, dim=-1):
+    resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (3, 3))
 
 
 @_declare

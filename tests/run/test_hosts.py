@@ -129,6 +129,46 @@ def test_breaches_of_global_state_are_told_and_undone(host: RemoteHost, x: torch
     assert host.call(_call("good", x)).state == ()
 
 
+@pytest.mark.parametrize("name", ["disables_grad", "replaces_torch"])
+def test_a_breach_is_told_each_time_since_it_was_undone(host: RemoteHost, x: torch.Tensor, name: str) -> None:
+    first = host.call(_call(name, x))
+    assert host.call(_call(name, x)).state == first.state != ()
+    assert host.started == 1
+
+
+def test_what_one_leaves_behind_is_not_held_against_another(host: RemoteHost, x: torch.Tensor) -> None:
+    assert ["random generator" in sentence for sentence in host.call(_call("stirs_in_a_thread", x)).state] == [True]
+    assert host.call(_call("good", x)).state == ()
+    assert host.started == 2
+
+
+ONCE = """
+import pathlib
+import torch, assay
+first = not pathlib.Path(__file__ + ".seen").exists()
+pathlib.Path(__file__ + ".seen").touch()
+%s
+@assay.implements("softmax", name="once" if first else "other")
+def once(x, *, dim=-1):
+    return torch.softmax(x, dim)
+"""
+
+
+@pytest.mark.parametrize(("line", "said"), [
+    ("first or 1 / 0", "loaded before, and cannot be now: .*ZeroDivisionError"), ("", "declares no softmax 'once' any more"),
+])
+def test_a_file_that_loads_once_is_a_crash_and_no_fault_of_the_harness(
+        zygote: Zygote, x: torch.Tensor, tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "once.py"
+    path.write_text(ONCE % line)
+    planned, judged = (RemoteHost(zygote.address, str(path), timeout=30, loaded=loaded) for loaded in (False, True))
+    planned.describe()
+    with pytest.raises(HostCrashedError, match=said):
+        judged.call(_call("once", x))
+    for host in (planned, judged):
+        host.close()
+
+
 def test_a_thread_does_not_keep_the_host_alive(host: RemoteHost, x: torch.Tensor) -> None:
     host.call(_call("leaves_thread", x))
     pid = host.pid
@@ -241,7 +281,7 @@ def test_nothing_is_left_after_the_zygote_is_killed(x: torch.Tensor) -> None:
 
 
 @FENCED
-@pytest.mark.parametrize("name", ["kills_its_parent", "stops_its_parent"])
+@pytest.mark.parametrize("name", ["kills_its_parent", "stops_its_parent", "traces_its_parent", "limits_its_parent"])
 def test_the_processes_of_the_harness_cannot_be_signalled(host: RemoteHost, x: torch.Tensor, name: str) -> None:
     answer = host.call(_call(name, x))
     assert answer.refusal is not None
@@ -257,8 +297,8 @@ from assay.run import fence
 from assay.run.hosts import RemoteHost
 from assay.run.zygote import FOR_HOSTS
 from assay.run.zygote_process import Zygote
-architecture, seccomp, _ = fence._known()
-assert fence._install(seccomp, fence._filter(architecture, (seccomp,), (fence._SET_FILTER,)))  # as a container may
+architecture, seccomp, trace, _ = fence._known()
+assert fence._install(seccomp, fence._filter(architecture, trace, (seccomp,), (fence._SET_FILTER,)))  # as a container may
 assert not fence.fence([1]) and fence.state().startswith("not fenced")
 with Zygote(FOR_HOSTS) as zygote:
     host = RemoteHost(zygote.address, sys.argv[1], timeout=30)
