@@ -35,6 +35,7 @@ from assay.spec.logits_filter_cases import agree as filtered_right
 
 Layer = functools.partial(Larger, rests_on="results_have_the_right_form", layout="transposed", examples=2)
 MANY, WIDE = (65, 130, 300), (130, 257, 513)
+COUNTED = ("none", "some", "first")  # some row counts: a mean over none is NaN, and its gradient anything
 
 
 def _feed_forward() -> Sequence[Larger]:
@@ -98,6 +99,8 @@ def _ends() -> Sequence[Larger]:
               "EMB-2", ("beyond_64_ids",), {"B": 1, "T": (65, 300, 1025), "V": (5, 7, 300), "C": (2, 3), "axes": (2, 1)}, *picked),
         Layer(embedding.spec, "wide_rows_are_looked_up", "Rows of some hundred channels come whole.", "EMB-2",
               ("beyond_128_channels",), {"B": 1, "T": (2, 3), "V": (3, 5), "C": WIDE}, *picked),
+        Layer(embedding.spec, "long_tables_are_read", "Of some thousand rows every one is found, and has its gradient.", "EMB-2",
+              ("beyond_4096_rows",), {"B": 1, "T": (33, 3), "V": (4099, 9001), "C": (1, 2), "used": ("any", "last")}, *picked),
         Layer(input_embedding.spec, "many_tokens_are_right", "Some hundred tokens are embedded, each at its position.", "EMB-1",
               ("beyond_64_tokens",), {"B": (1, 2), "T": MANY, "C": (2, 3), "room": (3, 20)}, *added),
         Layer(unembedding.spec, "many_words_are_scored", "Of some hundred words every one has its logit and gradient.", "LM-1",
@@ -126,15 +129,17 @@ def _losses() -> Sequence[Larger]:
 
     return (
         Layer(cross_entropy.spec, "many_rows_are_right", "Some hundred rows all count, in loss and gradient.", "CE-1",
-              ("beyond_128_rows",), {"N": (130, 257, 300), "V": (3, 5), "ignored": ("none", "some", "first")},
+              ("beyond_128_rows",), {"N": (130, 257, 300), "V": (3, 5), "ignored": COUNTED},
               *checks(cross_entropy)),
         Layer(cross_entropy.spec, "many_words_are_right", "Some thousand words all count, in loss and gradient.", "CE-1",
-              ("beyond_2048_words",), {"N": 1, "V": (2050, 3001)}, *checks(cross_entropy)),
+              ("beyond_2048_words", "maximum_of_the_first_1024"),
+              {"N": 1, "V": (2050, 3001), "family": ("late", "integers", "normal"), "ignored": COUNTED}, *checks(cross_entropy)),
         Layer(lm_loss.spec, "many_tokens_are_right", "Some hundred tokens all count, in loss and gradient.", "CE-1",
               ("beyond_64_tokens",), {"B": (1, 2), "T": MANY, "V": (3, 2), "prompt_lengths": ("none", "some", "zero")},
               *checks(lm_loss)),
         Layer(lm_loss.spec, "many_samples_are_right", "A batch of up to 40 sequences counts in full.", "CE-1",
-              ("beyond_8_samples",), {"B": (9, 17, 40), "T": (3, 5), "V": (3, 4)}, *checks(lm_loss)),
+              ("beyond_8_samples",), {"B": (9, 17, 40), "T": (3, 5), "V": (3, 4), "prompt_lengths": ("none", "some", "zero")},
+              *checks(lm_loss)),
         Layer(preference_loss.spec, "many_pairs_are_right", "Some hundred pairs all count, in loss and gradient.", "RL-1",
               ("beyond_256_pairs",), {"N": (300, 513, 1025)}, *checks(preference_loss)),
         Layer(policy_loss.spec, "many_tokens_are_right", "Some hundred tokens all count, in loss and gradient.", "RL-2",

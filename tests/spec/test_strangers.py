@@ -122,3 +122,27 @@ def halves(x: Tensor, positions: Tensor, *, base: float = 10000.0, pairing: str 
 def test_a_rotation_of_halves_is_not_asked_for_pairs(declared: dict[str, Any]) -> None:
     found = statuses("rotary", halves, "pairings_are_one_map_up_to_order", "output_is_the_formula", **declared)
     assert found == {"output_is_the_formula": "pass"}
+
+
+def masked_sum_over_count(logits: Tensor, targets: Tensor, *, ignore_index: int = -100) -> Tensor:
+    """Where no row counts the loss is 0/0, and its gradient NaN (torch's own gives zeros beside its NaN)."""
+    counted = targets != ignore_index
+    log_p = logits.float().log_softmax(-1).gather(-1, targets.where(counted, torch.zeros_like(targets))[:, None])[:, 0]
+    return -(log_p * counted).sum() / counted.sum()
+
+
+def next_tokens_sum_over_count(logits: Tensor, ids: Tensor, *, prompt_lengths: Tensor | None = None) -> Tensor:
+    first = torch.ones(len(ids), dtype=torch.int64) if prompt_lengths is None else prompt_lengths
+    wanted = ids[:, 1:].masked_fill(torch.arange(1, ids.shape[1]) < first[:, None], -100)
+    return masked_sum_over_count(logits[:, :-1].reshape(-1, logits.shape[-1]), wanted.reshape(-1))
+
+
+@pytest.mark.parametrize(("kind", "function", "sizes"), [
+    ("cross_entropy", masked_sum_over_count, ("many_words_are_right", "many_rows_are_right")),
+    ("lm_loss", next_tokens_sum_over_count, ("many_samples_are_right", "many_tokens_are_right"))])
+def test_a_mean_over_nothing_has_no_gradient_that_anybody_is_held_to(
+    kind: str, function: Callable[..., Tensor], sizes: tuple[str, ...],
+) -> None:
+    """Large batches were drawn with no counted row among them, and zeros asked for as the gradient of a NaN."""
+    asked = ("gradient_is_the_formula", *sizes)
+    assert statuses(kind, function, *asked) == dict.fromkeys(asked, "pass")
