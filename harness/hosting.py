@@ -9,10 +9,10 @@ import torch
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in row order as uint8, in its own memory where they lie so. One element may have any stride, yet count as
-    contiguous."""
+    """The elements in row order as uint8, in its own memory where they lie so. One element, or none, may have any stride, yet count
+    as contiguous."""
     flat = tensor.detach().reshape(-1)
-    if flat.numel() and flat.stride(0) != 1:
+    if flat.stride(0) != 1:
         flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from assay.hosting import bytes_of
 from assay.run.layouts import GUARD, LAYOUTS, arrange, guards_intact, place
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool,
@@ -77,3 +78,8 @@ def test_guards_stand_on_both_sides_where_the_layout_has_an_offset() -> None:
 def test_an_unknown_layout_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match="contiguous, transposed"):
         place(torch.ones(2), "diagonal")
+
+
+@pytest.mark.parametrize("elements", [0, 1, 3])
+def test_bytes_are_read_of_one_number_expanded_and_of_none(elements: int) -> None:
+    assert bytes_of(torch.ones((), dtype=torch.float16).expand(elements)).shape == (2 * elements,)
