@@ -132,12 +132,6 @@ def second_tile_not_rescaled(x: Tensor, *, dim: int = -1) -> Tensor:
     return e / e.sum(dim, keepdim=True)
 
 
-@fault("softmax", summary="the maximum is taken over the first 1024 entries alone: a larger one later overflows")
-def maximum_of_the_first_1024(x: Tensor, *, dim: int = -1) -> Tensor:
-    e = torch.exp(x - x.narrow(dim, 0, min(1024, x.shape[dim])).amax(dim, keepdim=True))
-    return e / e.sum(dim, keepdim=True)
-
-
 @fault("softmax", summary="strides ignored: read as if packed", origin="BUG-095")
 def strides_ignored(x: Tensor, *, dim: int = -1) -> Tensor:
     if x.is_contiguous():

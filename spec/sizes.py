@@ -87,9 +87,8 @@ def _others() -> Sequence[Larger]:
         Larger(softmax.spec, "many_rows_are_right", "With some hundred rows every one of them is the formula's.", "SM-2",
                ("beyond_64_rows",), {"B": (65, 130, 300), "C": (2, 3, 5), "axis": ("last", "first"), "masked": ("none", "some")}),
         Larger(softmax.spec, "wide_rows_are_right", "Rows of some thousand entries give the formula, and its gradient.", "SM-2",
-               ("beyond_2048_columns", "maximum_of_the_first_1024"),
-               {"B": (1, 2), "C": (2050, 4099, 3000), "axis": ("last", "first"), "masked": ("none", "some"),
-                "family": ("late", "integers", "normal")}),
+               ("beyond_2048_columns",),
+               {"B": (1, 2), "C": (2050, 4099, 3000), "axis": ("last", "first"), "masked": ("none", "some")}),
         Larger(paged_attention.spec, "many_tokens_are_right", "Sequences of hundreds of tokens, in more than 256 blocks, give "
                "attention over exactly their tokens.", "PAG-1", ("beyond_256_blocks", "beyond_64_tokens", "beyond_512_tokens"),
                {"B": 1, "H": 1, "D": (2, 4), "Dv": (2, 4), "S": (1, 2, 16), "T": (129, 300, TOKENS), "lengths": ("full", "mixed")},
