@@ -6,6 +6,7 @@ TARGETS ?= torch-softmax torch-log-softmax-exp torch-nn-softmax sdpa sdpa-math s
 # Not in constraints.txt: torch for CUDA brings the triton that it was built with, and pins it.
 TRITON ?= 3.9.0
 export HF_HUB_OFFLINE := 1
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10

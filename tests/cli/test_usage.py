@@ -101,6 +101,11 @@ def test_verbose_shows_where(folder: Path, assay: Call) -> None:
     assert code == 2 and "Traceback" in err
 
 
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "assay", "check"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "--all" in done.stderr
+
+
 def test_help_loads_no_torch() -> None:
     program = "import sys; from assay.cli.main import main; code = main(['--help']); print(code, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -1,0 +1,4 @@
+"""`python -m assay` is `assay`."""
+from assay.cli.main import run
+
+run()
