@@ -26,7 +26,7 @@ def over_seeds(kind: str, seeds: int, workers: int | None) -> dict[str, int]:
         for attempt in report.benign_attempts:
             counts[attempt.status] += 1
             if attempt.status in RED:
-                print(f"{kind} seed {seed}: {attempt.property} calls {attempt.planted} wrong in {attempt.dtype}: {attempt.message}", flush=True)
+                print(f"{kind} seed {seed}: {attempt.property} calls {attempt.planted} wrong in {attempt.dtype}:", attempt.message)
         print(f"{kind} seed {seed}: {dict(counts)}, {report.seconds:.0f} s", flush=True)
     return {"seeds": seeds, "cases": counts.total(), "wrong": sum(counts[status] for status in RED),
             "undecided": sum(counts[status] for status in counts if status not in RED and status != "pass")}
