@@ -63,7 +63,7 @@ class Compiled:
         """What is compiled for this call: each key has graphs of its own, so that none counts against another's limit."""
         named: dict[Any, Any] = {**dict(enumerate(arguments)), **options}
         of_set = tuple((name, _sort(one)) for name, one in named.items())
-        exact = of_set, tuple(tuple(one.shape) for one in named.values() if isinstance(one, torch.Tensor))
+        exact = of_set, tuple(_shapes(one) for one in named.values())
         if exact not in self._made and self._seen[of_set] < self.shapes:
             self._seen[of_set] += 1
             self._made[exact] = self._compile(dynamic=False)
@@ -102,10 +102,23 @@ def _own_code(function: Function) -> Function:
 
 
 def _sort(value: Any) -> Any:
-    """What a graph with symbols is made for: of a tensor the type, and which axes have sizes 0 or 1; else the value."""
+    """What a graph with symbols is made for: of a tensor the type, and which axes have sizes 0 or 1; else the value. Of parameters
+    (a mapping, or a list of them) each."""
     if isinstance(value, torch.Tensor):
         return value.dtype, tuple(min(size, 2) for size in value.shape)
+    if isinstance(value, Mapping):
+        return tuple((name, _sort(one)) for name, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_sort, value))
     return repr(value)
+
+
+def _shapes(value: Any) -> Any:
+    """The shapes of a tensor, or of every tensor among parameters."""
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape)
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return tuple(map(_shapes, inner))
 
 
 def missing_compiler(backend: str) -> str:

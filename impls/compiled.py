@@ -36,7 +36,7 @@ def compiled(kind: str, backend: str, **options: Any) -> Compiled:
 
 AOT = {kind: compiled(kind, "aot_eager") for kind in (*KINDS, *FURTHER)}
 # Building the C++ takes longest, whatever the sizes are: so they are symbols from the first graph on.
-INDUCTOR = {kind: compiled(kind, "inductor", shapes=0) for kind in KINDS}
+INDUCTOR = {kind: compiled(kind, "inductor", shapes=0) for kind in KINDS} | {"block": compiled("block", "inductor", shapes=1)}
 
 
 def whole_call(kind: str) -> Callable[..., Tensor]:
@@ -99,3 +99,9 @@ def layer_norm_in_cpp(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float) ->
 def rms_norm_in_cpp(x: Tensor, weight: Tensor, *, eps: float) -> Any:
     """The two usual epsilons."""
     return INDUCTOR["rms_norm"](x, weight, eps=eps)
+
+
+@inductor("block", limits={"norm": {"rms"}, "ffn": {"swiglu"}, "eps": {1e-6}})
+def block_in_cpp(x: Tensor, params: Mapping[str, Any], *, num_heads: int, causal: bool = True) -> Any:
+    """Pre-norm with RMS norms and SwiGLU, causal or not, no other option."""
+    return INDUCTOR["block"](x, params, num_heads=num_heads, causal=causal)

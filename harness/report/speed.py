@@ -28,6 +28,7 @@ class Row:
     quartiles: str
     share: str
     memory: str
+    work: str
     products: str
 
 
@@ -103,9 +104,14 @@ def joined(found: Mapping[str, Any], report: Report) -> Speed:
 def _row(row: Mapping[str, Any], statuses: Sequence[str]) -> Row:
     status, right = worst(statuses) if statuses else "", row["right"]
     if row["ratio"] is None:
-        return Row(row["implementation"], status, right, row["note"] or "no reason given", "", "", "", "", "")
-    share, power, products = row["share_of_floor"], row["memory_exponent"], row["multiply_adds"]
+        return Row(row["implementation"], status, right, row["note"] or "no reason given", "", "", "", "", "", "")
+    share, products = row["share_of_floor"], row["multiply_adds"]
     return Row(
         row["implementation"], status, right, "", f"{row['ratio']:.2f}",
         f"{row['low']:.2f}–{row['high']:.2f}" if row["low"] is not None and row["high"] is not None else "",
-        "" if share is None else f"{share:.0%}", "" if power is None else f"size^{power:.1f}", short(products) if products else "")
+        "" if share is None else f"{share:.0%}", _power(row["memory_exponent"]), _power(row.get("work_exponent")),
+        short(products) if products else "")
+
+
+def _power(exponent: float | None) -> str:
+    return "" if exponent is None else f"size^{exponent:.1f}"

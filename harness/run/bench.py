@@ -18,7 +18,8 @@ from assay.errors import UsageError
 
 ROUNDS = 9
 PATIENCE = 300.0  # seconds for one workload of one implementation, cold compilers and all
-COLUMNS = ("implementation", "on this example", "time ÷ peer", "share of floor", "memory grows as", "multiply-adds")
+COLUMNS = ("implementation", "on this example", "time ÷ peer", "share of floor", "memory grows as", "work grows as",
+           "multiply-adds")
 
 
 @dataclass
@@ -59,11 +60,15 @@ class BenchReport:
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     """One row in words."""
     if row["ratio"] is None:
-        return row["implementation"], row["right"], f"not timed: {row['note']}", "", "", ""
-    share, grows, products = row["share_of_floor"], row["memory_exponent"], row["multiply_adds"]
+        return row["implementation"], row["right"], f"not timed: {row['note']}", "", "", "", ""
+    share, products = row["share_of_floor"], row["multiply_adds"]
     return (row["implementation"], row["right"], f"{row['ratio']:.2f} ({row['low']:.2f}–{row['high']:.2f})",
-            f"{share:.0%}" if share is not None else "", f"size^{grows:.1f}" if grows is not None else "",
+            f"{share:.0%}" if share is not None else "", _power(row["memory_exponent"]), _power(row["work_exponent"]),
             f"{products:,}" if products else "")
+
+
+def _power(exponent: float | None) -> str:
+    return "" if exponent is None else f"size^{exponent:.1f}"
 
 
 def run(targets: Sequence[str], *, kind: str | None = None, dtypes: Sequence[str] = ("float32",),

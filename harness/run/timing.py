@@ -51,6 +51,7 @@ class Row:
     multiply_adds: int | None = None
     peak_bytes: int | None = None
     memory_exponent: float | None = None
+    work_exponent: float | None = None
     right: str = ""  # right, wrong or undecided by the formula's bound on this very example
     note: str = ""
 
@@ -146,14 +147,16 @@ class Contest:
         return str(decisions.outcome())
 
     def _counted(self, made: Declaration) -> dict[str, Any]:
-        """Operations, memory, and how memory grows."""
-        peaks, last = [], dict[str, int]()
+        """Operations, memory, and how both grow."""
+        peaks, products, last = list[int](), list[int](), dict[str, int]()
         for factor in GROWTH:
             grown = example(self.kind, self.workload.grown(factor), getattr(torch, self.dtype))
             call = Call(self.kind, made.name, dict(grown.arguments), device=self.device, grad_mode=False, count=True)
             last = dict(LocalHost([made]).call(call).counts)
             peaks.append(last.get("peak_bytes", 0))
-        return {"multiply_adds": last.get("multiply_adds"), "peak_bytes": peaks[-1], "memory_exponent": exponent(peaks)}
+            products.append(last.get("multiply_adds", 0))
+        return {"multiply_adds": products[-1], "peak_bytes": peaks[-1], "memory_exponent": exponent(peaks),
+                "work_exponent": exponent(products)}
 
     def _timed(self, made: Declaration, mode: str) -> Timed:
         """A call without anything of ours around it."""
@@ -171,7 +174,7 @@ class Contest:
         def both() -> Any:
             out = [one for one in _several(function(*positional, **keywords))
                    if isinstance(one, torch.Tensor) and one.requires_grad]
-            leaves = [one for one in values.values() if isinstance(one, torch.Tensor) and one.requires_grad]
+            leaves = [one for value in values.values() for one in _tensors(value) if one.requires_grad]
             return torch.autograd.grad(out, leaves, [torch.ones_like(one) for one in out], allow_unused=True)
 
         return both if gradients else forward
@@ -192,7 +195,7 @@ class Contest:
     def _ceilings(self) -> list[tuple[Timed, float]]:
         """What the machine does best, and how many such calls the work takes: moving as many bytes as arguments and results hold,
         and the fewest products that any of them makes. They are timed among the others, under the same load."""
-        arguments = [one for one in self.example.arguments.values() if isinstance(one, torch.Tensor)]
+        arguments = [one for value in self.example.arguments.values() for one in _tensors(value)]
         results = [one for one in self._results if isinstance(one, torch.Tensor)]  # in fp64, whatever they are in when written
         moved = sum(one.numel() * one.element_size() for one in arguments) + sum(one.numel() * self._width for one in results)
         block = torch.ones(max(1, moved // 2), dtype=torch.uint8, device=self.device)
@@ -223,7 +226,16 @@ def _several(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """An argument's tensors: itself, or those of a mapping of parameters."""
+    if isinstance(value, Mapping):
+        return [one for inner in value.values() for one in _tensors(inner)]
+    return [value] if isinstance(value, torch.Tensor) else []
+
+
 def _placed(value: Any, device: str, gradient: bool) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _placed(one, device, gradient) for name, one in value.items()}
     if not isinstance(value, torch.Tensor):
         return value
     moved = value.detach().to(device).clone()
@@ -261,11 +273,11 @@ def seconds(call: Timed, repeats: int, device: str) -> float:
     return (time.perf_counter() - started) / repeats
 
 
-def exponent(peaks: Sequence[int]) -> float | None:
-    """The slope of log memory over log size, by least squares; None where nothing was counted."""
-    if not all(peak > 0 for peak in peaks):
+def exponent(counts: Sequence[int]) -> float | None:
+    """The slope of log memory, or work, over log size, by least squares; None where nothing was counted."""
+    if not all(count > 0 for count in counts):
         return None
-    xs, ys = [math.log(factor) for factor in GROWTH], [math.log(peak) for peak in peaks]
+    xs, ys = [math.log(factor) for factor in GROWTH], [math.log(count) for count in counts]
     return statistics.linear_regression(xs, ys).slope
 
 

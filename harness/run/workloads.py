@@ -12,7 +12,7 @@ from assay.errors import UsageError
 
 @dataclass(frozen=True)
 class Workload:
-    """One example to time. growth: the letters that grow together when the growth of memory is fitted."""
+    """One example to time. growth: the letters that grow together when the growth of work and memory is fitted."""
 
     label: str
     dims: Mapping[str, int]
@@ -35,7 +35,8 @@ _NORM = (Workload("1×1024×1024", {"B": 1, "T": 1024, "C": 1024}), Workload("1�
 _FEED = (Workload("512 tokens, C=256, F=1024", {"B": 1, "T": 512, "C": 256, "F": 1024}),)
 
 WORKLOADS: Mapping[str, tuple[Workload, ...]] = {
-    "attention": (_heads(512, causal=True), _heads(1024, causal=True), _heads(1024, groups=2, causal=True), _heads(512)),
+    "attention": (_heads(512, causal=True), _heads(1024, causal=True), _heads(1024, groups=2, causal=True), _heads(512),
+                  _heads(1024, causal=True, window=128)),
     "blockwise_attention": (_heads(512, causal=True, block_q=64, block_k=64),),
     "softmax": (Workload("2048×2048", {"B": 2048, "C": 2048}, {}, ("B",)),),
     "rms_norm": _NORM,
@@ -48,6 +49,7 @@ WORKLOADS: Mapping[str, tuple[Workload, ...]] = {
     "gated_feed_forward": _FEED,
     "moe": (Workload("512 tokens, 8 experts, K=2", {"B": 1, "T": 512, "C": 128, "F": 256, "E": 8, "K": 2}),),
     "multi_head_attention": (Workload("T=256 H=8", {"B": 1, "H": 8, "G": 8, "Tq": 256, "Tk": 256, "D": 32}, {}, ("Tq", "Tk")),),
+    "block": (Workload("256 tokens, H=8, C=256, F=704", {"B": 1, "T": 256, "H": 8, "G": 8, "D": 32, "F": 704}),),
     "embedding": (Workload("32000×256, 2048 ids", {"V": 32000, "C": 256, "B": 4, "T": 512}),),
 }
 PEERS: Mapping[str, str] = {

@@ -36,6 +36,19 @@ def test_every_call_runs_a_graph_and_shapes_share_graphs_after_the_first() -> No
     assert compiled.graphs == 3  # two shapes of their own, then one graph with the size as a symbol
 
 
+def test_parameters_of_other_values_run_the_same_graph() -> None:
+    def times(x: torch.Tensor, layers: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+        return x * layers[0]["scale"]
+
+    compiled = Compiled(times, "aot_eager", shapes=1)
+    for value in (1.0, 2.0, 3.0):
+        assert torch.equal(compiled(torch.ones(3), [{"scale": torch.full((3,), value)}]), torch.full((3,), value))
+    assert compiled.graphs == 1
+    compiled(torch.ones(4), [{"scale": torch.ones(4)}])
+    assert compiled.graphs == 2  # the second shape's, with sizes as symbols
+    assert compiled.ran == 4
+
+
 def test_gradients_come_through() -> None:
     x = torch.linspace(-1, 1, 5, requires_grad=True)
     Compiled(halved, "aot_eager")(x).sum().backward()
