@@ -40,6 +40,7 @@ class Declaration:
     conventions: Mapping[str, Any] = field(default_factory=dict)  # complete: every convention of the kind has a value
     keywords: frozenset[str] = frozenset()  # keyword-only arguments of the kind that the signature takes
     positional: tuple[str, ...] = ()  # arguments of the kind that must be handed over by position
+    defaults: Mapping[str, str] = field(default_factory=dict)  # options whose default is not the contract's -> that default
     cost: Callable[..., Any] | None = None
     version: str = ""
     url: str = ""
@@ -105,6 +106,7 @@ class Declaration:
             "limits": {name: limits.encode(limit) for name, limit in self.limits.items()},
             "arithmetic": self.arithmetic.to_json(), "conventions": dict(self.conventions),
             "keywords": sorted(self.keywords), "positional": list(self.positional),
+            **({"defaults": dict(self.defaults)} if self.defaults else {}),
             "version": self.version, "url": self.url, "origin": self.origin, "builtin": self.builtin,
             **({"deep": True} if self.deep else {}),
         }
@@ -119,6 +121,7 @@ class Declaration:
             limits={name: limits.decode(limit) for name, limit in data["limits"].items()},
             arithmetic=Arithmetic.from_json(data["arithmetic"]), conventions=dict(data["conventions"]),
             keywords=frozenset(data["keywords"]), positional=tuple(data["positional"]),
+            defaults=data.get("defaults", {}),
             version=data["version"], url=data["url"], origin=data["origin"], builtin=data["builtin"],
             deep=data.get("deep", False))
 
@@ -167,9 +170,9 @@ def _declare(made: Kind, function: Callable[..., Any], name: str, raw: Mapping[s
         grad=checks.flag("grad", raw["grad"]), lacks=checks.members("lacks", raw["lacks"], FEATURES),
         offers=checks.members("offers", raw["offers"], OFFERS), limits=bounds,
         arithmetic=Arithmetic.declared(checks.mapping("arithmetic", raw["arithmetic"])), conventions=resolved,
-        keywords=shape.keywords, positional=shape.positional, cost=checks.optional_callable("cost", raw["cost"]),
-        version=checks.text("version", raw["version"]), url=checks.url(raw["url"]), origin=origin, builtin=builtin,
-        deep=deep)
+        keywords=shape.keywords, positional=shape.positional, defaults=shape.defaults,
+        cost=checks.optional_callable("cost", raw["cost"]), version=checks.text("version", raw["version"]),
+        url=checks.url(raw["url"]), origin=origin, builtin=builtin, deep=deep)
 
 
 def _default_name(function: Callable[..., Any]) -> str:

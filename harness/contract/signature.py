@@ -3,11 +3,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import Parameter
 from typing import Any
 
-from assay.contract.kinds import Kind, quoted
+from assay.contract.kinds import REQUIRED, Kind, quoted
 from assay.errors import UsageError
 
 _BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -16,10 +16,12 @@ _BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 @dataclass(frozen=True)
 class Shape:
-    """positional: arguments handed over by position, all others go by name. keywords: options that are taken."""
+    """positional: arguments handed over by position, all others go by name. keywords: options that are taken. defaults: of
+    these, where the signature has another than the contract, as text."""
 
     positional: tuple[str, ...]
     keywords: frozenset[str]
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
 
 def shape_of(kind: Kind, function: Callable[..., Any]) -> Shape:
@@ -38,7 +40,14 @@ def shape_of(kind: Kind, function: Callable[..., Any]) -> Shape:
         if parameter.default is Parameter.empty and not variadic and not satisfied:
             raise UsageError(f"parameter {quoted(name)} must have a default, got none; "
                              f"{kind.name} is called as {kind.call()}")
-    return Shape(positional, keywords)
+    return Shape(positional, keywords, _own_defaults(kind, {name: parameters[name] for name in sorted(keywords)}))
+
+
+def _own_defaults(kind: Kind, taken: Mapping[str, Parameter]) -> dict[str, str]:
+    """What an option is when it is left out, where the contract has another value for that."""
+    return {name: quoted(parameter.default) for name, parameter in taken.items()
+            if parameter.default is not Parameter.empty and kind.options[name] is not REQUIRED
+            and quoted(parameter.default) != quoted(kind.options[name])}
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, Parameter] | None:

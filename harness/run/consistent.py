@@ -323,7 +323,7 @@ def _kept(left: Sequence[Alternative], examples: Iterator[Sequence[Heard]]) -> l
 
 def _told(left: Sequence[Alternative]) -> Found:
     """The first few by name; faults that say what a convention or an argument has said already are left to the ids."""
-    plain = [one for one in left if not one.fault] or list(left)
-    shown = [one.text for one in plain[:TOLD]]
+    plain = dict.fromkeys(one.text for one in [one for one in left if not one.fault] or left)  # a flag may list a value twice
+    shown = list(plain)[:TOLD]
     more = len(plain) - len(shown)
     return Found((*shown, *((f"{more} more",) if more else ())), tuple(one.fault for one in left if one.fault))

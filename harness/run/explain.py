@@ -4,11 +4,13 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from assay.contract.kinds import kind as kind_named
+from assay.contract.kinds import quoted
 from assay.hosting import Recipe
 from assay.ledger import Failure
 
@@ -31,13 +33,23 @@ def failure_fields(trial: Trial, failed: Tried, told: Telling, notes: Sequence[s
         status, what = "fail", _difference(decision.failure, decision.error_over_bound)
         ratio = decision.error_over_bound
         counterexample |= _numbers(decision.check, decision.failure, ratio)
-    sentences = (f"{trial.prop.sentence} Not so at {_place(failed, trial)}: {what}.", *told.sentences())
+    sentences = (f"{trial.prop.sentence} Not so at {_place(failed, trial)}: {what}.", *told.sentences(),
+                 *_own_defaults(trial, failed))
     return {
         "status": status, "message": " ".join(sentences), "counterexample": counterexample, "error_over_bound": ratio,
         "notes": list(notes),
         "reproduce": reproduce(trial, failed),
         "stderr_tail": failed.ended.stderr_tail if failed.ended is not None else "",
     }
+
+
+def _own_defaults(trial: Trial, failed: Tried) -> Iterator[str]:
+    """Options that a call left out and that the signature then takes for something else than the contract."""
+    options = kind_named(trial.case.kind).options
+    called = [call.arguments for call, answer in failed.exchanges if not call.method and answer.refusal is None]
+    for name, default in trial.declaration.defaults.items():
+        if any(name not in arguments for arguments in called):
+            yield f"Left out, {name} is {default} by this signature, and {quoted(options[name])} by the contract."
 
 
 def _numbers(check: str, failure: Failure, ratio: float) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from assay import registry
 from assay.cases import Configuration
 from assay.contract.declaration import declare
 from assay.ledger import place
+from assay.reference.attention import attention as whole
 from assay.run.hosts import LocalHost
 from assay.run.judge import Judge, Settings
 from assay.run.plan import CaseSpec
@@ -44,6 +45,16 @@ def test_another_convention_is_named_with_the_way_to_declare_it() -> None:
 def test_a_known_fault_is_named(prop: str, fault: str) -> None:
     found = judged(prop, planted(fault))
     assert found["status"] == "fail" and fault in found["counterexample"]["faults"], found["message"]
+
+
+def test_an_own_default_of_what_the_call_left_out_is_told() -> None:
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = True) -> torch.Tensor:
+        return whole(q, k, v, causal=causal)
+    found = judged("attention/output_is_the_formula", declare("attention", attention, name="causal"))
+    assert "Left out, causal is True by this signature, and False by the contract." in found["message"]
+    assert found["counterexample"]["consistent_with"].count("causal=True") == 1
+    other = judged("attention/output_is_the_formula", planted("attention/no_scale"))
+    assert "by this signature" not in other["message"]
 
 
 def test_what_fits_where_it_fails_alone_is_told_as_that() -> None:
