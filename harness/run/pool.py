@@ -92,19 +92,27 @@ class Pool:
         """One worker's life: jobs until none is left."""
         channel: Channel | None = None
         while (job := self._next(number)) is not None:
-            try:
-                channel = channel or self._judge()
-                channel.send(job.message())
-                result = channel.receive()
-            except (OSError, HarnessError) as error:  # a judge died: ours is the fault, the next case gets a new one
-                channel = None
-                if self._stopped:
-                    return
-                result = harness_error(job.case, self._properties[job.case.property], error)
+            channel, result = self._judged(job, channel)
+            if result is None:
+                return
             self._note(job.case, result)
             self._done.put(result)
         if channel is not None:
             self._idle.append(channel)
+
+    def _judged(self, job: Job, channel: Channel | None) -> tuple[Channel | None, dict[str, Any] | None]:
+        """What a job comes to, and the judge for the next one; no result after a stop."""
+        while not self._stopped:
+            starts = self._zygote.starts
+            try:
+                channel = channel or self._judge()
+                channel.send(job.message())
+                return channel, channel.receive()
+            except (OSError, HarnessError) as error:  # a judge died: ours is the fault, the next case gets a new one
+                channel = None
+                if not self._stopped and not self._zygote.revive(starts):  # a zygote that was ended took its judges along
+                    return None, harness_error(job.case, self._properties[job.case.property], error)
+        return None, None
 
     def _next(self, number: int) -> Job | None:
         """The next job that is worth trying; those that are not are answered here."""

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -18,20 +19,46 @@ FOR_JUDGES = ("hypothesis", "assay.run.judging")
 FEW_KERNELS = {"LRU_CACHE_CAPACITY": "16", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
 
 
+STARTS = 2  # what ends a zygote twice would end it again
+DYING = 1.0  # seconds that its parent gives a process whose connections broke to be gone
+
+
 class Zygote:
-    """The zygote process of a run. Starts at once, in the background; a context manager; judges and hosts need its `address`."""
+    """The zygote process of a run. Starts at once, in the background; a context manager; judges and hosts need its `address`.
+
+    starts: how often it was started; more than once where somebody ended it (`revive`).
+    """
 
     def __init__(self, preload: Sequence[str] = FOR_HOSTS + FOR_JUDGES) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="assay-", dir=_short_folder(), ignore_cleanup_errors=True)
         self.address = os.path.join(self._folder.name, "zygote")
+        self._preload, self._lock, self.starts = tuple(preload), threading.Lock(), 1
+        self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(self.address)
             listener.listen(128)
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "assay.run.zygote", self.address, str(listener.fileno()), *preload],
+            return subprocess.Popen(
+                [sys.executable, "-m", "assay.run.zygote", self.address, str(listener.fileno()), *self._preload],
                 stdin=subprocess.PIPE, stdout=2, pass_fds=(listener.fileno(),), start_new_session=True,
                 env={**FEW_KERNELS, **os.environ, "OMP_NUM_THREADS": "1",
                      "HYPOTHESIS_STORAGE_DIRECTORY": os.path.join(self._folder.name, "hypothesis")})
+
+    def revive(self, known: int) -> bool:
+        """Whether another was started since there were `known` starts: by somebody else, or now, where this one has ended."""
+        with self._lock:
+            if self.starts == known and known < STARTS and self._has_ended():
+                os.unlink(self.address)
+                self._process, self.starts = self._started(), known + 1
+            return self.starts > known
+
+    def _has_ended(self) -> bool:
+        try:
+            self._process.wait(DYING)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     @property
     def pid(self) -> int:

@@ -1,8 +1,17 @@
 """How jobs are dealt out to workers."""
 from __future__ import annotations
 
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from assay import registry
+from assay.run.judge import Settings
 from assay.run.plan import CaseSpec
-from assay.run.pool import Job, Waiting
+from assay.run.pool import Job, Pool, Waiting
+from assay.run.zygote_process import STARTS, Zygote
 
 PROPERTIES, IMPLEMENTATIONS = ("k/a", "k/b", "k/c"), ("one", "two", "three")
 JOBS = [Job(CaseSpec(prop, "k", name, "cpu", "float32")) for prop in PROPERTIES for name in IMPLEMENTATIONS]
@@ -29,3 +38,22 @@ def test_implementations_of_a_property_stay_with_one_worker_while_there_are_othe
     who = {prop: [worker for worker, job in taken(2) if job.case.property == prop] for prop in PROPERTIES}
     assert (who["k/a"], who["k/b"]) == ([0, 0, 0], [1, 1, 1])
     assert set(who["k/c"]) == {0, 1}, "at the end nobody waits"
+
+
+@pytest.mark.parametrize("killed", [STARTS - 1, STARTS])
+def test_a_zygote_that_is_ended_is_started_once_more_and_what_its_judges_had_is_judged_again(killed: int) -> None:
+    names = ("rows_sum_to_one", "output_is_the_formula", "results_have_the_right_form", "inputs_are_left_unchanged")
+    properties = {prop.id: prop for prop in registry.properties("softmax")}
+    jobs = [Job(CaseSpec(f"softmax/{name}", "softmax", "reference", "cpu", "float32")) for name in names]
+    targets = [{"isolated": False, "target": "reference", "kind": "softmax",
+                "declarations": [{"kind": "softmax", "name": "reference"}]}]
+    settings = Settings(profile="quick")
+    with Zygote() as zygote:
+        pool, results = Pool(zygote, {"targets": targets}, settings, 1, properties), list[dict[str, Any]]()
+        for result in pool.results(jobs):
+            results.append(result)
+            if len(results) <= killed:
+                os.kill(zygote.pid, signal.SIGKILL)
+    statuses = [result["status"] for result in results]
+    assert len(statuses) == len(jobs) and zygote.starts == STARTS
+    assert statuses.count("harness-error") == (0 if killed < STARTS else len(jobs) - killed), statuses
