@@ -68,6 +68,16 @@ def planted(mark: Callable[..., Any], summary: str, origin: str = "", *, refuses
     return register
 
 
+@planted(fault, "below a temperature of 1/50 the largest logit alone is kept")
+def greedy_when_cold(z: Tensor, t: float, k: int | None, p: float | None) -> Tensor:
+    return by_p(by_k(z / t, 1 if t < 0.02 else k), p)
+
+
+@planted(fault, "a p above 0.99 is taken for no filter")
+def nearly_one_keeps_everything(z: Tensor, t: float, k: int | None, p: float | None) -> Tensor:
+    return by_p(by_k(z / t, k), None if p is not None and p > 0.99 else p)
+
+
 @planted(fault, "dropped logits are 1e-10, above every negative logit", "BUG-179")
 def dropped_are_small_positive(z: Tensor, t: float, k: int | None, p: float | None) -> Tensor:
     out = by_p(by_k(z / t, k), p)

@@ -105,6 +105,11 @@ def length_of_first_sequence(c: Call) -> Tensor:
     return attended(first, extent=lambda c, b: int(c.lengths[0]))
 
 
+@planted(fault, "the loop over keys ends where the last sequence does")
+def length_of_last_sequence(c: Call) -> Tensor:
+    return attended(c, extent=lambda c, b: min(int(c.lengths[b]), int(c.lengths[-1])))
+
+
 @planted(fault, "the longest length serves every sequence")
 def length_of_longest(c: Call) -> Tensor:
     first = replace(c, table=c.table.clamp(0, c.k.shape[0] - 1))

@@ -46,6 +46,20 @@ def logits_are_divided_by_the_temperature(subject: Subject, example: Example) ->
 
 @spec.holds(
     "GEN-1",
+    kills=("greedy_when_cold", "temperature_ignored"),
+    needs=("temperature",),
+    rests_on=(logits_are_divided_by_the_temperature,),
+    given=PLAIN | {"family": ("integers", "normal", "peaked", "positive", "small")},
+)
+def cold_and_hot_logits_are_divided_too(subject: Subject, example: Example) -> None:
+    """At temperatures of 1/80 and of 8, too, every logit is divided, and none is dropped."""
+    for temperature in (0.0125, 8.0):
+        found = filtered(subject, temperatures(example, temperature))
+        assert found.out[found.kept] == found.scaled[found.kept]
+
+
+@spec.holds(
+    "GEN-1",
     kills=("log_probabilities", "probabilities", "kept_are_shifted"),
     rests_on=(conduct["form"],),
     given=PLAIN | {"temperature": 1.0},
@@ -247,6 +261,18 @@ def top_p_keeps_the_smallest_set(subject: Subject, example: Example) -> None:
 def small_p_keeps_the_best(subject: Subject, example: Example) -> None:
     """However small p, the most probable entry stays, alone."""
     agree(subject, example.but(top_p=2.0**-30))
+
+
+@spec.holds(
+    "GEN-3",
+    kills=("nearly_one_keeps_everything", "top_p_ignored"),
+    needs=("top_p",),
+    rests_on=(top_p_keeps_the_smallest_set,),
+    given={"top_k": None, "top_p": 0.99, "N": lambda size: size > 0, "V": lambda size: size > 4},
+)
+def nearly_one_is_not_one(subject: Subject, example: Example) -> None:
+    """At p = 0.998 the least probable entries still go."""
+    agree(subject, example.but(top_p=0.998))
 
 
 @spec.holds(

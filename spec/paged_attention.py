@@ -30,9 +30,10 @@ def same_bits(subject: Subject, before: Example, after: Example, *, witness: boo
 
 @spec.holds("PAG-1", "ATT-1", kills=(
     "table_ignored", "tail_of_block_unmasked", "whole_table_read", "table_of_first_sequence", "length_of_first_sequence",
-    "length_of_longest", "newest_token_not_read", "one_token_too_many", "last_block_not_read", "block_size_fixed",
-    "slot_and_block_swapped", "table_wraps", "values_by_other_table", "grouped_heads_tiled", "grouped_heads_read_first",
-    "scale_ignored", "scale_one_over_d", "repeats_differ", "negated", "zeros"), rests_on=(conduct["form"],))
+    "length_of_last_sequence", "length_of_longest", "newest_token_not_read", "one_token_too_many", "last_block_not_read",
+    "block_size_fixed", "slot_and_block_swapped", "table_wraps", "values_by_other_table", "grouped_heads_tiled",
+    "grouped_heads_read_first", "scale_ignored", "scale_one_over_d", "repeats_differ", "negated", "zeros"),
+    rests_on=(conduct["form"],))
 def output_is_attention_over_the_blocks(paged: Subject, example: Example) -> None:
     """Every sequence attends to exactly its `length` tokens, found through its row of the block table."""
     assert paged(**example) == paged.exact(**example)

@@ -66,14 +66,14 @@ class PagedAttentionCases(Cases):
 
 
 def draw_lengths(sort: str, batch: int, longest: int, source: torch.Generator) -> torch.Tensor:
-    """Tokens of each sequence: all the longest, all one, mixed, or mixed with one of no token."""
+    """Tokens of each sequence: all the longest, all one, mixed, or mixed with one of no token. Any place may have the longest."""
     if sort == "full":
         return torch.full((batch,), longest)
     if sort == "ones":
         return torch.ones(batch, dtype=torch.long)
     lengths = torch.randint(1, longest + 1, (batch,), generator=source)
     if batch:
-        lengths[0 if sort == "empty" else -1] = 0 if sort == "empty" else longest
+        lengths[int(torch.randint(batch, (), generator=source))] = 0 if sort == "empty" else longest
     return lengths
 
 
