@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup check document test gpu bench clean
+.PHONY: help setup check document test gpu triton bench clean
 OUT ?= assay-report
 # What `make check` judges: the built-in softmax and attention, and the two attentions of Hugging Face's Llama.
 TARGETS ?= torch-softmax torch-log-softmax-exp torch-nn-softmax sdpa sdpa-math sdpa-flash hf-llama-eager hf-llama-sdpa

@@ -33,6 +33,7 @@ class Zygote:
         self._folder = tempfile.TemporaryDirectory(prefix="assay-", dir=_short_folder(), ignore_cleanup_errors=True)
         self.address = os.path.join(self._folder.name, "zygote")
         self._preload, self._lock, self.starts = tuple(preload), threading.Lock(), 1
+        self._closed = False
         self._process = self._started()
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -48,7 +49,7 @@ class Zygote:
     def revive(self, known: int) -> bool:
         """Whether another was started since there were `known` starts: by somebody else, or now, where this one has ended."""
         with self._lock:
-            if self.starts == known and known < STARTS and self._has_ended():
+            if not self._closed and self.starts == known and known < STARTS and self._has_ended():
                 os.unlink(self.address)
                 self._process, self.starts = self._started(), known + 1
             return self.starts > known
@@ -67,6 +68,8 @@ class Zygote:
 
     def close(self) -> None:
         """End the zygote and with it every judge and host."""
+        with self._lock:
+            self._closed = True
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:

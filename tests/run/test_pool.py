@@ -57,3 +57,9 @@ def test_a_zygote_that_is_ended_is_started_once_more_and_what_its_judges_had_is_
     statuses = [result["status"] for result in results]
     assert len(statuses) == len(jobs) and zygote.starts == STARTS
     assert statuses.count("harness-error") == (0 if killed < STARTS else len(jobs) - killed), statuses
+
+
+def test_a_closed_zygote_is_not_started_again() -> None:
+    zygote = Zygote()
+    zygote.close()
+    assert not zygote.revive(zygote.starts) and zygote.starts == 1
