@@ -14,6 +14,7 @@ What each does on CPU (torch 2.13, found by recording what reaches the dispatche
 | `is_causal` with Tq != Tk | aligned top-left | aligned top-left |
 | `is_causal` with a scale of 0 or below | right | NaN (reports/findings/sdpa_negative_scale.md) |
 
+The memory-efficient kernel and cuDNN's are CUDA's alone: `sdpa-efficient` and `sdpa-cudnn` are pinned to them, untried as yet.
 There is no softcap. Windows and bottom-right alignment are handed over as a mask, as the documentation asks.
 """
 from __future__ import annotations
@@ -30,7 +31,7 @@ import assay
 from assay.impls._masks import four_axes, visible
 from assay.impls._modules import Kernels
 
-NO_KERNEL = "No available kernel"
+NO_KERNEL = ("No available kernel", "No viable backend")  # in torch's words: not for this call, not on this device
 
 
 def translated(
@@ -73,22 +74,46 @@ def sdpa_math(
         return F.scaled_dot_product_attention(q, k, v, **translated(q, k, mask, bias, causal, window, scale))
 
 
+def pinned(backend: SDPBackend, kernel: str, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
+    """One kernel and no other: refused, with torch's reason, where it does not take the call or did not run."""
+    with sdpa_kernel(backend), warnings.catch_warnings(record=True) as reasons, Kernels() as seen:
+        warnings.simplefilter("always")
+        try:
+            out = F.scaled_dot_product_attention(q, k, v, **options)
+        except RuntimeError as error:
+            if not any(words in str(error) for words in NO_KERNEL):
+                raise
+            why = str(reasons[-1].message).split(" (Triggered")[0] if reasons else str(error)
+            raise NotImplementedError(f"{kernel}: {why}") from error
+    if not seen.ran(f"_scaled_dot_product_{kernel}_attention"):
+        raise NotImplementedError(f"{kernel}: no {kernel} kernel ran for q={tuple(q.shape)}, k={tuple(k.shape)}")
+    return out
+
+
 @assay.implements("attention", name="sdpa-flash", lacks={"value_width", "empty", "strided"}, version=torch.__version__)
 def sdpa_flash(
     q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None, causal: bool = False,
     window: int | None = None, scale: float | None = None,
 ) -> Tensor:
-    """Pinned to the flash kernel, and refused where that kernel did not run."""
-    options = translated(q, k, mask, bias, causal, window, scale)
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), warnings.catch_warnings(record=True) as reasons, Kernels() as seen:
-        warnings.simplefilter("always")
-        try:
-            out = F.scaled_dot_product_attention(q, k, v, **options)
-        except RuntimeError as error:
-            if NO_KERNEL not in str(error):
-                raise
-            why = str(reasons[-1].message).split(" (Triggered")[0] if reasons else str(error)
-            raise NotImplementedError(f"flash: {why}") from error
-    if not seen.ran("_scaled_dot_product_flash_attention"):
-        raise NotImplementedError(f"flash: no flash kernel ran for q={tuple(q.shape)}, k={tuple(k.shape)}")
-    return out
+    """Pinned to the flash kernel."""
+    return pinned(SDPBackend.FLASH_ATTENTION, "flash", q, k, v, translated(q, k, mask, bias, causal, window, scale))
+
+
+@assay.implements("attention", name="sdpa-efficient", lacks={"gqa", "empty", "strided"}, devices=("cuda",),
+                  version=torch.__version__)
+def sdpa_efficient(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None, causal: bool = False,
+    window: int | None = None, scale: float | None = None,
+) -> Tensor:
+    """Pinned to the memory-efficient kernel, which torch has on CUDA alone and for as many key heads as query heads."""
+    return pinned(SDPBackend.EFFICIENT_ATTENTION, "efficient", q, k, v, translated(q, k, mask, bias, causal, window, scale))
+
+
+@assay.implements("attention", name="sdpa-cudnn", dtypes=("bfloat16", "float16"), lacks={"empty", "strided"}, devices=("cuda",),
+                  version=torch.__version__)
+def sdpa_cudnn(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None, causal: bool = False,
+    window: int | None = None, scale: float | None = None,
+) -> Tensor:
+    """Pinned to cuDNN's kernel, which is CUDA's and takes half precision alone."""
+    return pinned(SDPBackend.CUDNN_ATTENTION, "cudnn", q, k, v, translated(q, k, mask, bias, causal, window, scale))

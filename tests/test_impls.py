@@ -351,6 +351,14 @@ def test_flash_refuses_what_the_flash_kernel_does_not_do(change: dict[str, Tenso
         flash(**{**example, **change})
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device, on which these kernels run")
+@pytest.mark.parametrize("name", ["efficient", "cudnn"])
+def test_a_kernel_that_is_not_there_is_refused_and_no_other_runs_in_its_place(name: str) -> None:
+    pinned = registry.get("attention", f"sdpa-{name}")
+    with pytest.raises(NotImplementedError, match=f"{name}: "):
+        pinned(*(torch.zeros(1, 2, 3, 4, dtype=torch.bfloat16) for _ in "qkv"))
+
+
 def test_listing_imports_no_optional_library() -> None:
     code = "import sys; from assay import registry; registry.declarations(); print('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "False\n"
