@@ -10,7 +10,7 @@ from typing import Any
 from assay.errors import UsageError
 from assay.report import shape
 from assay.report.jsonl import Report
-from assay.report.status import short, worst
+from assay.report.status import power, short, worst
 from assay.run import events
 
 FILE_NAME, SCHEMA, MAX_BYTES = "bench.json", 1, 4 * 2**20
@@ -109,9 +109,5 @@ def _row(row: Mapping[str, Any], statuses: Sequence[str]) -> Row:
     return Row(
         row["implementation"], status, right, "", f"{row['ratio']:.2f}",
         f"{row['low']:.2f}–{row['high']:.2f}" if row["low"] is not None and row["high"] is not None else "",
-        "" if share is None else f"{share:.0%}", _power(row["memory_exponent"]), _power(row.get("work_exponent")),
+        "" if share is None else f"{share:.0%}", power(row["memory_exponent"]), power(row.get("work_exponent")),
         short(products) if products else "")
-
-
-def _power(exponent: float | None) -> str:
-    return "" if exponent is None else f"size^{exponent:.1f}"

@@ -65,3 +65,8 @@ def plural(count: int, noun: str) -> str:
     """Count and noun: `1 case`, `3 cases`, `2 properties`, `2 ways`."""
     many = noun[:-1] + "ies" if noun.endswith("y") and noun[-2] not in "aeiou" else noun + "s"
     return f"{count:,} {noun if count == 1 else many}"
+
+
+def power(exponent: float | None) -> str:
+    """How something grows with size; empty where that was not measured."""
+    return "" if exponent is None else f"size^{exponent:.1f}"

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from assay.errors import UsageError
+from assay.report.status import power
 
 ROUNDS = 9
 PATIENCE = 300.0  # seconds for one workload of one implementation, cold compilers and all
@@ -63,12 +64,8 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         return row["implementation"], row["right"], f"not timed: {row['note']}", "", "", "", ""
     share, products = row["share_of_floor"], row["multiply_adds"]
     return (row["implementation"], row["right"], f"{row['ratio']:.2f} ({row['low']:.2f}–{row['high']:.2f})",
-            f"{share:.0%}" if share is not None else "", _power(row["memory_exponent"]), _power(row["work_exponent"]),
+            f"{share:.0%}" if share is not None else "", power(row["memory_exponent"]), power(row["work_exponent"]),
             f"{products:,}" if products else "")
-
-
-def _power(exponent: float | None) -> str:
-    return "" if exponent is None else f"size^{exponent:.1f}"
 
 
 def run(targets: Sequence[str], *, kind: str | None = None, dtypes: Sequence[str] = ("float32",),

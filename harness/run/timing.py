@@ -26,6 +26,7 @@ from assay.hosting import Call
 from assay.run.arguments import bind
 from assay.run.hosts import LocalHost
 from assay.run.perform import clean
+from assay.run.standalone import leaves
 from assay.run.workloads import Workload, example, peer, workloads
 from assay.subject import Evaluations, Subject
 
@@ -174,8 +175,8 @@ class Contest:
         def both() -> Any:
             out = [one for one in _several(function(*positional, **keywords))
                    if isinstance(one, torch.Tensor) and one.requires_grad]
-            leaves = [one for value in values.values() for one in _tensors(value) if one.requires_grad]
-            return torch.autograd.grad(out, leaves, [torch.ones_like(one) for one in out], allow_unused=True)
+            wanted = [one for _, one in leaves(values, "") if one.requires_grad]
+            return torch.autograd.grad(out, wanted, [torch.ones_like(one) for one in out], allow_unused=True)
 
         return both if gradients else forward
 
@@ -195,7 +196,7 @@ class Contest:
     def _ceilings(self) -> list[tuple[Timed, float]]:
         """What the machine does best, and how many such calls the work takes: moving as many bytes as arguments and results hold,
         and the fewest products that any of them makes. They are timed among the others, under the same load."""
-        arguments = [one for value in self.example.arguments.values() for one in _tensors(value)]
+        arguments = [one for _, one in leaves(dict(self.example.arguments), "")]
         results = [one for one in self._results if isinstance(one, torch.Tensor)]  # in fp64, whatever they are in when written
         moved = sum(one.numel() * one.element_size() for one in arguments) + sum(one.numel() * self._width for one in results)
         block = torch.ones(max(1, moved // 2), dtype=torch.uint8, device=self.device)
@@ -224,13 +225,6 @@ class Contest:
 
 def _several(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    """An argument's tensors: itself, or those of a mapping of parameters."""
-    if isinstance(value, Mapping):
-        return [one for inner in value.values() for one in _tensors(inner)]
-    return [value] if isinstance(value, torch.Tensor) else []
 
 
 def _placed(value: Any, device: str, gradient: bool) -> Any:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from assay import registry
 from assay.errors import UsageError
 from assay.run import bench
-from assay.run.timing import GROWTH, exponent, in_turns
+from assay.run.timing import GROWTH, Contest, exponent, in_turns
 from assay.run.workloads import PEERS, WORKLOADS, Workload, example
 
 OWN = '''
@@ -73,3 +74,10 @@ def test_workloads_can_be_built(kind: str) -> None:
     small = Workload("small", {letter: min(size, 4) for letter, size in WORKLOADS[kind][0].dims.items()}, WORKLOADS[kind][0].flags)
     assert dict(example(kind, small, torch.float32).arguments)
     assert set(PEERS) <= set(WORKLOADS)
+
+
+def test_the_gradients_of_parameters_are_timed_too() -> None:
+    reference = next(made for made in registry.declarations("block") if made.name == "reference")
+    contest = Contest("block", WORKLOADS["block"][0].grown(1 / 64), [reference], "float32", "cpu", 1)
+    found = contest._timed(reference, "forward + backward")()
+    assert len(found) == 1 + len(contest.example.arguments["params"]) and all(bool((one != 0).any()) for one in found)
