@@ -32,6 +32,14 @@ class Job:
         return {**asdict(self.case), "example": self.example}
 
 
+@dataclass(frozen=True)
+class Judge:
+    """A judge that was made ready. starts: how often its zygote had been started; another start means that it is dead."""
+
+    channel: Channel
+    starts: int
+
+
 class Waiting:
     """Jobs not yet taken, in order. Those of one property, device and type stay with one worker while there are others to take:
     implementations are given the same examples, and a judge evaluates the formula on these once."""
@@ -65,7 +73,7 @@ class Pool:
         self._zygote, self._properties = zygote, properties
         self._setup = {**setup, "settings": asdict(settings)}
         self._workers = workers
-        self._idle: list[Channel] = []
+        self._idle: list[Judge] = []
         self._waiting = Waiting()
         self._done: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._hangs: dict[tuple[str, str], int] = {}
@@ -90,26 +98,26 @@ class Pool:
 
     def _work(self, number: int) -> None:
         """One worker's life: jobs until none is left."""
-        channel: Channel | None = None
+        judge: Judge | None = None
         while (job := self._next(number)) is not None:
-            channel, result = self._judged(job, channel)
+            judge, result = self._judged(job, judge)
             if result is None:
                 return
             self._note(job.case, result)
             self._done.put(result)
-        if channel is not None:
-            self._idle.append(channel)
+        if judge is not None:
+            self._idle.append(judge)
 
-    def _judged(self, job: Job, channel: Channel | None) -> tuple[Channel | None, dict[str, Any] | None]:
+    def _judged(self, job: Job, judge: Judge | None) -> tuple[Judge | None, dict[str, Any] | None]:
         """What a job comes to, and the judge for the next one; no result after a stop."""
         while not self._stopped:
             starts = self._zygote.starts
             try:
-                channel = channel or self._judge()
-                channel.send(job.message())
-                return channel, channel.receive()
+                judge = judge or self._judge()
+                judge.channel.send(job.message())
+                return judge, judge.channel.receive()
             except (OSError, HarnessError) as error:  # a judge died: ours is the fault, the next case gets a new one
-                channel = None
+                judge = None
                 if not self._stopped and not self._zygote.revive(starts):  # a zygote that was ended took its judges along
                     return None, harness_error(job.case, self._properties[job.case.property], error)
         return None, None
@@ -127,15 +135,17 @@ class Pool:
             self._done.put(self._not_tried(job.case))
         return None
 
-    def _judge(self) -> Channel:
+    def _judge(self) -> Judge:
         """An idle judge, or a new one."""
+        starts = self._zygote.starts
         with self._lock:
+            self._idle = [judge for judge in self._idle if judge.starts == starts]
             if self._idle:
                 return self._idle.pop()
         channel = Channel(self._zygote.address, {"role": "judge"})
         channel.send(self._setup)
         channel.receive()
-        return channel
+        return Judge(channel, starts)
 
     def _note(self, case: CaseSpec, result: Mapping[str, Any]) -> None:
         if result["status"] == "timeout":

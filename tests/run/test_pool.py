@@ -14,6 +14,8 @@ from assay.run.pool import Job, Pool, Waiting
 from assay.run.zygote_process import STARTS, Zygote
 
 PROPERTIES, IMPLEMENTATIONS = ("k/a", "k/b", "k/c"), ("one", "two", "three")
+SOFTMAX = [Job(CaseSpec(f"softmax/{name}", "softmax", "reference", "cpu", "float32")) for name in (
+    "rows_sum_to_one", "output_is_the_formula", "results_have_the_right_form", "inputs_are_left_unchanged")]
 JOBS = [Job(CaseSpec(prop, "k", name, "cpu", "float32")) for prop in PROPERTIES for name in IMPLEMENTATIONS]
 
 
@@ -40,23 +42,34 @@ def test_implementations_of_a_property_stay_with_one_worker_while_there_are_othe
     assert set(who["k/c"]) == {0, 1}, "at the end nobody waits"
 
 
-@pytest.mark.parametrize("killed", [STARTS - 1, STARTS])
-def test_a_zygote_that_is_ended_is_started_once_more_and_what_its_judges_had_is_judged_again(killed: int) -> None:
-    names = ("rows_sum_to_one", "output_is_the_formula", "results_have_the_right_form", "inputs_are_left_unchanged")
+def softmax_pool(zygote: Zygote) -> Pool:
+    """One worker that judges the reference's softmax."""
     properties = {prop.id: prop for prop in registry.properties("softmax")}
-    jobs = [Job(CaseSpec(f"softmax/{name}", "softmax", "reference", "cpu", "float32")) for name in names]
     targets = [{"isolated": False, "target": "reference", "kind": "softmax",
                 "declarations": [{"kind": "softmax", "name": "reference"}]}]
-    settings = Settings(profile="quick")
+    return Pool(zygote, {"targets": targets}, Settings(profile="quick"), 1, properties)
+
+
+@pytest.mark.parametrize("killed", [STARTS - 1, STARTS])
+def test_a_zygote_that_is_ended_is_started_once_more_and_what_its_judges_had_is_judged_again(killed: int) -> None:
+    results = list[dict[str, Any]]()
     with Zygote() as zygote:
-        pool, results = Pool(zygote, {"targets": targets}, settings, 1, properties), list[dict[str, Any]]()
-        for result in pool.results(jobs):
+        for result in softmax_pool(zygote).results(SOFTMAX):
             results.append(result)
             if len(results) <= killed:
                 os.kill(zygote.pid, signal.SIGKILL)
     statuses = [result["status"] for result in results]
-    assert len(statuses) == len(jobs) and zygote.starts == STARTS
-    assert statuses.count("harness-error") == (0 if killed < STARTS else len(jobs) - killed), statuses
+    assert len(statuses) == len(SOFTMAX) and zygote.starts == STARTS
+    assert statuses.count("harness-error") == (0 if killed < STARTS else len(SOFTMAX) - killed), statuses
+
+
+def test_a_judge_that_waited_for_work_is_not_asked_after_its_zygote_was_ended() -> None:
+    with Zygote() as zygote:
+        pool = softmax_pool(zygote)
+        before = [result["status"] for result in pool.results(SOFTMAX[:1])]
+        os.kill(zygote.pid, signal.SIGKILL)
+        assert zygote.revive(1)  # as another worker does
+        assert [result["status"] for result in pool.results(SOFTMAX[:1])] == before == ["pass"]
 
 
 def test_a_closed_zygote_is_not_started_again() -> None:
