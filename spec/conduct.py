@@ -61,18 +61,8 @@ def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tup
     says what is right at all; where it fails, what is right elsewhere is no question any more. entries: what examples must be
     like for an entry of their batch to be one that right implementations take alone.
     """
-    kind, ids = spec.kind, {}
-    formula_id = f"{kind}/{shown_by}"
-
-    def add(short: str, name: str, body: Agreement, sentence: str, kills: tuple[str, ...], **options: Any) -> None:
-        def prop(subject: Subject, example: Example) -> None:
-            body(subject, example)
-
-        if short in without:
-            return
-        prop.__name__, prop.__doc__, prop.__module__ = name, sentence, spec.cases.__module__
-        spec.holds(CONDUCT, kills=kills, dtypes=dtypes, **options)(prop)
-        ids[short] = f"{kind}/{name}"
+    kind, ids = spec.kind, dict[str, str]()
+    formula_id, add = f"{kind}/{shown_by}", _adding(spec, ids, without, dtypes)
 
     add("form", "results_have_the_right_form", _form, "Results have the shape, type and device that the contract gives, in "
         "memory of their own.", ("conduct_wrong_type",))
@@ -113,6 +103,22 @@ def add_conduct(spec: Specification, *, agree: Agreement = formula, without: tup
         "as right as it is eagerly.", ("conduct_wrong_when_compiled",), rests_on=(ids["form"], formula_id), examples=0,
         invariance="eager / compiled", deep=True)
     return ids
+
+
+def _adding(spec: Specification, ids: dict[str, str], without: tuple[str, ...],
+            dtypes: tuple[str, ...] | None) -> Callable[..., None]:
+    """What adds one property to the kind, and its id to `ids`, unless the kind is without it."""
+    def add(short: str, name: str, body: Agreement, sentence: str, kills: tuple[str, ...], **options: Any) -> None:
+        def prop(subject: Subject, example: Example) -> None:
+            body(subject, example)
+
+        if short in without:
+            return
+        prop.__name__, prop.__doc__, prop.__module__ = name, sentence, spec.cases.__module__
+        spec.holds(CONDUCT, kills=kills, dtypes=dtypes, **options)(prop)
+        ids[short] = f"{spec.kind}/{name}"
+
+    return add
 
 
 def _of_a_batch(spec: Specification) -> dict[str, Any]:

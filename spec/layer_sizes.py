@@ -35,7 +35,8 @@ from assay.spec.logits_filter_cases import agree as filtered_right
 
 Layer = functools.partial(Larger, rests_on="results_have_the_right_form", layout="transposed", examples=2)
 MANY, WIDE = (65, 130, 300), (130, 257, 513)
-COUNTED = ("none", "some", "first")  # some row counts: a mean over none is NaN, and its gradient anything
+# Some row, or token, counts: a mean over none is NaN, and its gradient anything.
+COUNTED, PROMPTED = ("none", "some", "first"), ("none", "some", "zero")
 
 
 def _feed_forward() -> Sequence[Larger]:
@@ -132,10 +133,10 @@ def _losses() -> Sequence[Larger]:
         Layer(cross_entropy.spec, "many_words_are_right", "Some thousand words all count, in loss and gradient.", "CE-1",
               ("beyond_2048_words",), {"N": 1, "V": (2050, 3001), "ignored": COUNTED}, *checks(cross_entropy)),
         Layer(lm_loss.spec, "many_tokens_are_right", "Some hundred tokens all count, in loss and gradient.", "CE-1",
-              ("beyond_64_tokens",), {"B": (1, 2), "T": MANY, "V": (3, 2), "prompt_lengths": ("none", "some", "zero")},
+              ("beyond_64_tokens",), {"B": (1, 2), "T": MANY, "V": (3, 2), "prompt_lengths": PROMPTED},
               *checks(lm_loss)),
         Layer(lm_loss.spec, "many_samples_are_right", "A batch of up to 40 sequences counts in full.", "CE-1",
-              ("beyond_8_samples",), {"B": (9, 17, 40), "T": (3, 5), "V": (3, 4), "prompt_lengths": ("none", "some", "zero")},
+              ("beyond_8_samples",), {"B": (9, 17, 40), "T": (3, 5), "V": (3, 4), "prompt_lengths": PROMPTED},
               *checks(lm_loss)),
         Layer(preference_loss.spec, "many_pairs_are_right", "Some hundred pairs all count, in loss and gradient.", "RL-1",
               ("beyond_256_pairs",), {"N": (300, 513, 1025)}, *checks(preference_loss)),
