@@ -129,3 +129,11 @@ def test_fixed_choices_are_named_in_conventions() -> None:
 def test_unknown_conventions_are_listed(wrong: dict[Any, Any]) -> None:
     with pytest.raises(UsageError, match=r"empty_row|zeros"):
         declare("attention", attention, conventions=wrong)
+
+
+def test_defaults_other_than_the_contracts_are_kept_as_text_and_travel() -> None:
+    def rotary(x: Any, positions: Any, *, base: float = 500.0, pairing: str = "interleaved", rotary_dim: Any = object()) -> Any:
+        return x
+    made = declare("rotary", rotary)
+    assert made.defaults == {"base": "500.0", "rotary_dim": "a object"}
+    assert Declaration.from_json(json.loads(json.dumps(made.to_json()))).defaults == made.defaults
