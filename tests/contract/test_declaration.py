@@ -132,8 +132,8 @@ def test_unknown_conventions_are_listed(wrong: dict[Any, Any]) -> None:
 
 
 def test_defaults_other_than_the_contracts_are_kept_as_text_and_travel() -> None:
-    def rotary(x: Any, positions: Any, *, base: float = 500.0, pairing: str = "interleaved", rotary_dim: Any = object()) -> Any:
+    def rotary(x: Any, positions: Any, *, base: float = 500.0, pairing: str = "interleaved", rotary_dim: Any = (1, 2)) -> Any:
         return x
     made = declare("rotary", rotary)
-    assert made.defaults == {"base": "500.0", "rotary_dim": "a object"}
+    assert made.defaults == {"base": "500.0", "rotary_dim": "a tuple"}
     assert Declaration.from_json(json.loads(json.dumps(made.to_json()))).defaults == made.defaults
